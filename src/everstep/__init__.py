@@ -1,0 +1,1 @@
+"""everstep trains PyTorch models through failures and never loses a step."""

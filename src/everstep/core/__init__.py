@@ -1,0 +1,1 @@
+"""Ids, clocks, events and errors: what every room shares. Standard library only."""
