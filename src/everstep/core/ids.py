@@ -1,6 +1,6 @@
 """Names of the things everstep counts.
 
-A worker is named by its place, `replica:stage`. Places are stable; the process that fills one is not.
+A worker is named by its place, `replica:stage`. Places last; the process that fills one does not.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from everstep.core.errors import ConfigError
 
 
 class WorkerId(NamedTuple):
-    """One place in the grid of replicas and stages. A tuple, because plans hold a million of them."""
+    """One place in the grid of replicas and stages. A tuple, because plans hold many of them."""
 
     replica: int
     stage: int

@@ -34,7 +34,7 @@ class Action:
     microbatch: int
     worker: WorkerId
     receives_from: WorkerId | None
-    """Sends the activation (F) or the output gradient (B); none at the ends of the pipeline, nor for W."""
+    """Sends the activation (F) or the output gradient (B). None at the ends and for W."""
 
     sends_to: WorkerId | None
     start: float

@@ -1,0 +1,252 @@
+"""The checker: proves that a plan may run, by rules that know nothing of how it was made.
+
+Returns every broken rule it finds, in words. No plan leaves the planner unless the list is empty.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterator
+
+from everstep.core.errors import PlanInvalid
+from everstep.core.ids import WorkerId
+from everstep.schedule.actions import Action, Kind
+from everstep.schedule.plan import Channel, Plan, peak_in_flight
+from everstep.schedule.problem import Problem
+
+_Place = tuple[Kind, int, int, int]
+"""(kind, stage, replica, micro-batch): there is exactly one action of each."""
+
+_TOLERANCE = 1e-9
+"""Relative to the makespan: planned times are sums of floats."""
+
+
+def require_valid(plan: Plan) -> Plan:
+    problems = check(plan)
+    if problems:
+        raise PlanInvalid(problems)
+    return plan
+
+
+def check(plan: Plan) -> list[str]:
+    """Every rule the plan breaks. The later rules look things up that the first ones establish."""
+    for rules in (_check_each_once, _check_peers, _check_orders):
+        problems = list(rules(plan))
+        if problems:
+            return problems
+    return [*_check_times(plan), *_check_figures(plan)]
+
+
+def _by_place(plan: Plan) -> dict[_Place, Action]:
+    return {
+        (action.kind, action.stage, action.replica, action.microbatch): action
+        for row in plan.actions.values()
+        for action in row
+    }
+
+
+def _check_each_once(plan: Plan) -> Iterator[str]:
+    """Every micro-batch runs F, B and W once per stage, on one live worker of that stage."""
+    problem = plan.problem
+    seen: set[_Place] = set()
+    for worker, row in plan.actions.items():
+        if worker in problem.lost and row:
+            yield f"lost worker {worker} is given {len(row)} actions"
+        for action in row:
+            place = (action.kind, action.stage, action.replica, action.microbatch)
+            if place in seen:
+                yield f"{action} is planned twice"
+            seen.add(place)
+            if action.worker != worker:
+                yield f"{action} is listed under worker {worker}"
+            if action.stage != worker.stage:
+                yield f"{action} of stage {action.stage} is on a worker of stage {worker.stage}"
+            if not _is_inside(problem, action):
+                yield f"{action} is outside the shape"
+    expected = 3 * problem.stages * problem.replicas * problem.microbatches
+    if len(seen) < expected:
+        yield f"{expected - len(seen)} actions are missing, first {_first_missing(problem, seen)}"
+
+
+def _is_inside(problem: Problem, action: Action) -> bool:
+    return (
+        0 <= action.stage < problem.stages
+        and 0 <= action.replica < problem.replicas
+        and 0 <= action.microbatch < problem.microbatches
+        and 0 <= action.worker.replica < problem.replicas
+    )
+
+
+def _first_missing(problem: Problem, seen: set[_Place]) -> str:
+    for stage in range(problem.stages):
+        for replica in range(problem.replicas):
+            for microbatch in range(problem.microbatches):
+                for kind in Kind:
+                    if (kind, stage, replica, microbatch) not in seen:
+                        return f"{kind}{replica}.{microbatch} on stage {stage}"
+    raise AssertionError("nothing is missing")
+
+
+def _check_peers(plan: Plan) -> Iterator[str]:
+    """F, B and W of a micro-batch share a worker, and its neighbours in the route are its peers."""
+    actions = _by_place(plan)
+    last = plan.problem.stages - 1
+    for (kind, stage, replica, microbatch), action in actions.items():
+        forward = actions[Kind.FORWARD, stage, replica, microbatch]
+        if action.worker != forward.worker:
+            yield f"{action} is not where its activations are, on {forward.worker}"
+        before = after = None
+        if stage:
+            before = actions[Kind.FORWARD, stage - 1, replica, microbatch].worker
+        if stage < last:
+            after = actions[Kind.FORWARD, stage + 1, replica, microbatch].worker
+        expected: tuple[WorkerId | None, WorkerId | None] = (None, None)
+        if kind is Kind.FORWARD:
+            expected = (before, after)
+        elif kind is Kind.INPUT_GRADIENT:
+            expected = (after, before)
+        if (action.receives_from, action.sends_to) != expected:
+            yield (
+                f"{action} talks to {action.receives_from} and {action.sends_to}"
+                f" instead of {expected[0]} and {expected[1]}"
+            )
+
+
+def _check_orders(plan: Plan) -> Iterator[str]:
+    """Both ends of a channel agree on its order, and running the lists never gets stuck."""
+    sent: dict[Channel, list[tuple[int, int]]] = defaultdict(list)
+    received: dict[Channel, list[tuple[int, int]]] = defaultdict(list)
+    for worker, row in plan.actions.items():
+        for action in row:
+            what = (action.replica, action.microbatch)
+            if action.sends_to is not None:
+                sent[Channel(worker, action.sends_to, action.kind)].append(what)
+            if action.receives_from is not None:
+                received[Channel(action.receives_from, worker, action.kind)].append(what)
+    for channel in sorted(sent.keys() | received.keys() | plan.channels.keys(), key=str):
+        planned = list(plan.channels.get(channel, ()))
+        for end, order in (("sender", sent[channel]), ("receiver", received[channel])):
+            if order != planned:
+                yield (
+                    f"channel {channel.sender} -> {channel.receiver} ({channel.kind}): the {end}'s"
+                    f" order {_brief(order)} is not the planned {_brief(planned)}"
+                )
+    yield from _check_progress(plan)
+
+
+def _brief(order: list[tuple[int, int]]) -> str:
+    shown = " ".join(f"{replica}.{microbatch}" for replica, microbatch in order[:6])
+    return f"[{shown}{' ...' if len(order) > 6 else ''}]"
+
+
+def _needs(plan: Plan, action: Action) -> list[_Place]:
+    """What must be over before the action can start, besides the worker's earlier actions."""
+    stage, replica, microbatch = action.stage, action.replica, action.microbatch
+    if action.kind is Kind.FORWARD:
+        return [(Kind.FORWARD, stage - 1, replica, microbatch)] if stage else []
+    if action.kind is Kind.WEIGHT_GRADIENT:
+        return [(Kind.INPUT_GRADIENT, stage, replica, microbatch)]
+    needs: list[_Place] = [(Kind.FORWARD, stage, replica, microbatch)]
+    if stage < plan.problem.stages - 1:
+        # Glued, the gradient leaves the later stage when its W is over, too.
+        leaves_after = Kind.INPUT_GRADIENT
+        if plan.problem.variant.is_glued:
+            leaves_after = Kind.WEIGHT_GRADIENT
+        needs.append((leaves_after, stage + 1, replica, microbatch))
+    return needs
+
+
+def _check_progress(plan: Plan) -> Iterator[str]:
+    """Runs the lists without a clock: a worker whose next action can never start is stuck."""
+    done: set[_Place] = set()
+    position = dict.fromkeys(plan.actions, 0)
+    waiting_for: dict[_Place, list[WorkerId]] = defaultdict(list)
+    runnable = deque(plan.actions)
+    while runnable:
+        worker = runnable.popleft()
+        row = plan.actions[worker]
+        while position[worker] < len(row):
+            action = row[position[worker]]
+            missing = [place for place in _needs(plan, action) if place not in done]
+            if missing:
+                waiting_for[missing[0]].append(worker)
+                break
+            place = (action.kind, action.stage, action.replica, action.microbatch)
+            done.add(place)
+            position[worker] += 1
+            runnable.extend(waiting_for.pop(place, ()))
+    for worker, row in plan.actions.items():
+        if position[worker] < len(row):
+            yield f"worker {worker} waits for ever before {row[position[worker]]}"
+
+
+def _check_times(plan: Plan) -> Iterator[str]:
+    """Durations are as given, nothing overlaps on a worker, nothing starts before what it needs."""
+    actions = _by_place(plan)
+    durations = plan.problem.durations
+    slack = _TOLERANCE * max(plan.makespan, 1.0)
+    if plan.problem.variant.is_glued:
+        yield from _check_glue(plan)
+    for worker, row in plan.actions.items():
+        stage = durations.stages[worker.stage]
+        lengths = {
+            Kind.FORWARD: stage.forward,
+            Kind.INPUT_GRADIENT: stage.input_gradient,
+            Kind.WEIGHT_GRADIENT: stage.weight_gradient,
+        }
+        free_at = 0.0
+        # Ticks round measured durations to a millionth of the longest one.
+        rounding = slack + 1e-6 * max(*lengths.values(), durations.transfer)
+        for action in row:
+            if abs(action.end - action.start - lengths[action.kind]) > rounding:
+                yield f"{action} takes {action.end - action.start:g}, not {lengths[action.kind]:g}"
+            if action.start < free_at - slack:
+                yield f"{action} starts at {action.start:g}, before {worker} is free at {free_at:g}"
+            free_at = action.end
+            for place in _needs(plan, action):
+                needed = actions[place]
+                transfer = durations.transfer if needed.worker != worker else 0.0
+                if action.start < needed.end + transfer - rounding:
+                    yield (
+                        f"{action} starts at {action.start:g}, before {needed} has arrived at"
+                        f" {needed.end + transfer:g}"
+                    )
+
+
+def _check_glue(plan: Plan) -> Iterator[str]:
+    for row in plan.actions.values():
+        for action, following in zip(row, [*row[1:], None], strict=True):
+            if action.kind is Kind.INPUT_GRADIENT and (
+                following is None
+                or following.kind is not Kind.WEIGHT_GRADIENT
+                or (following.replica, following.microbatch) != (action.replica, action.microbatch)
+            ):
+                yield f"{action} is not followed by its W, though the plan is glued"
+
+
+def _check_figures(plan: Plan) -> Iterator[str]:
+    """What the plan says about itself is so: in-flight peaks, makespan, period, bound."""
+    problem = plan.problem
+    peaks = peak_in_flight(problem, plan.actions)
+    if tuple(peaks) != plan.peak_in_flight:
+        yield f"peak in flight is {peaks}, the plan says {list(plan.peak_in_flight)}"
+    for stage, peak in enumerate(peaks):
+        limit = problem.limit(stage)
+        if limit is not None and peak > limit:
+            yield f"stage {stage} holds {peak} micro-batches in flight (limit {limit})"
+    firsts = [float("inf")] * problem.stages
+    lasts = [0.0] * problem.stages
+    for worker, row in plan.actions.items():
+        if row:
+            firsts[worker.stage] = min(firsts[worker.stage], row[0].start)
+            lasts[worker.stage] = max(lasts[worker.stage], row[-1].end)
+    ends = [last + problem.durations.synchronization for last in lasts]
+    spans = [end - first for end, first in zip(ends, firsts, strict=True)]
+    period = max(spans) if problem.variant.is_staggered else max(ends)
+    tolerance = 1e-5 * max(ends)
+    if abs(max(ends) - plan.makespan) > tolerance:
+        yield f"makespan is {max(ends):g}, the plan says {plan.makespan:g}"
+    if abs(period - plan.period) > tolerance:
+        yield f"period is {period:g}, the plan says {plan.period:g}"
+    if plan.lower_bound > plan.period + tolerance:
+        yield f"period {plan.period:g} is below its lower bound {plan.lower_bound:g}"

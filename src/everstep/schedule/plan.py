@@ -1,0 +1,182 @@
+"""A plan: what every worker does in one step, in order, with whom it talks and when.
+
+Plain data. The executor runs it, the checker proves it, the renderers draw it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from everstep.core.ids import WorkerId
+from everstep.schedule.actions import Action, Kind
+from everstep.schedule.problem import Problem
+from everstep.schedule.workload import Timetable, Workload, makespan, score
+
+KINDS = (Kind.FORWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """One ordered pair of workers and one direction: activations (F) or gradients (B)."""
+
+    sender: WorkerId
+    receiver: WorkerId
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baselines:
+    """Periods of the same job arranged in other ways."""
+
+    one_f_one_b: float
+    """Nobody lost, 1F1B."""
+
+    decoupled: float
+    """Nobody lost, decoupled and staggered under the same in-flight limits."""
+
+    fault_scaled: float
+    """The decoupled throughput times the share of live workers: what a loss costs at best,
+    were work infinitely divisible."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    problem: Problem
+    actions: Mapping[WorkerId, tuple[Action, ...]]
+    """Of every live worker, in the order it runs them."""
+
+    channels: Mapping[Channel, tuple[tuple[int, int], ...]]
+    """(replica, micro-batch) in the order they pass: order alone matches sends to receives."""
+
+    period: float
+    makespan: float
+    lower_bound: float
+    load_bound: float
+    is_proved_optimal: bool
+    """The period equals a lower bound, or a solver showed that nothing shorter exists."""
+
+    peak_in_flight: tuple[int, ...]
+    """Per stage, of the worker that holds the most."""
+
+    baselines: Baselines
+
+    @property
+    def gap_fraction(self) -> float:
+        """How far the period may be from the best, as a share of the bound."""
+        return self.period / self.lower_bound - 1.0
+
+
+def lay_out(
+    problem: Problem, work: Workload, table: Timetable
+) -> dict[WorkerId, tuple[Action, ...]]:
+    """The timetable as actions of workers."""
+    rows: dict[WorkerId, list[tuple[int, int]]] = {
+        WorkerId(replica, stage): []
+        for replica in range(problem.replicas)
+        for stage in range(problem.stages)
+        if WorkerId(replica, stage) not in problem.lost
+    }
+    for operation, start in enumerate(table.starts):
+        job, stage = divmod(operation // 3, work.stages)
+        rows[WorkerId(table.routes[stage][job], stage)].append((start, operation))
+    return {
+        worker: tuple(_action(work, table, worker, row) for row in sorted(rows[worker], key=_when))
+        for worker in rows
+    }
+
+
+def _when(row: tuple[int, int]) -> tuple[int, int]:
+    """Actions that take no time go in the order F, B, W."""
+    start, operation = row
+    return start, operation % 3
+
+
+def _action(work: Workload, table: Timetable, worker: WorkerId, row: tuple[int, int]) -> Action:
+    start, operation = row
+    place, kind = divmod(operation, 3)
+    job, stage = divmod(place, work.stages)
+    replica, microbatch = divmod(job, work.microbatches)
+    duration = (work.forward, work.input_gradient, work.weight_gradient)[kind][stage]
+    before = table.routes[stage - 1][job] if stage else None
+    after = table.routes[stage + 1][job] if stage + 1 < work.stages else None
+    peers = peers_of(KINDS[kind], stage, before=before, after=after)
+    return Action(
+        KINDS[kind],
+        stage,
+        replica,
+        microbatch,
+        worker,
+        *peers,
+        work.units(start),
+        work.units(start + duration),
+    )
+
+
+def peers_of(
+    kind: Kind, stage: int, *, before: int | None, after: int | None
+) -> tuple[WorkerId | None, WorkerId | None]:
+    """Whom an action receives from and sends to, given the replicas that run the micro-batch on
+    the stages before and after. F flows down the pipeline, B up; W stays."""
+    upstream = None if before is None else WorkerId(before, stage - 1)
+    downstream = None if after is None else WorkerId(after, stage + 1)
+    match kind:
+        case Kind.FORWARD:
+            return upstream, downstream
+        case Kind.INPUT_GRADIENT:
+            return downstream, upstream
+        case Kind.WEIGHT_GRADIENT:
+            return None, None
+
+
+def sending_order(
+    actions: Mapping[WorkerId, tuple[Action, ...]],
+) -> dict[Channel, tuple[tuple[int, int], ...]]:
+    """The order in which micro-batches enter every channel."""
+    orders: dict[Channel, list[tuple[int, int]]] = defaultdict(list)
+    for worker, row in actions.items():
+        for action in row:
+            if action.sends_to is not None:
+                channel = Channel(worker, action.sends_to, action.kind)
+                orders[channel].append((action.replica, action.microbatch))
+    return {channel: tuple(order) for channel, order in orders.items()}
+
+
+def peak_in_flight(problem: Problem, actions: Mapping[WorkerId, tuple[Action, ...]]) -> list[int]:
+    """Per stage, the most micro-batches one worker holds between F and W."""
+    peaks = [0] * problem.stages
+    for worker, row in actions.items():
+        held = 0
+        for action in row:
+            if action.kind is Kind.FORWARD:
+                held += 1
+                peaks[worker.stage] = max(peaks[worker.stage], held)
+            elif action.kind is Kind.WEIGHT_GRADIENT:
+                held -= 1
+    return peaks
+
+
+def make_plan(
+    problem: Problem,
+    work: Workload,
+    table: Timetable,
+    *,
+    lower_bound: int,
+    load_bound: int,
+    baselines: Baselines,
+) -> Plan:
+    actions = lay_out(problem, work, table)
+    period = score(work, table.starts).period
+    return Plan(
+        problem=problem,
+        actions=actions,
+        channels=sending_order(actions),
+        period=work.units(period),
+        makespan=work.units(makespan(work, table.starts)),
+        lower_bound=work.units(lower_bound),
+        load_bound=work.units(load_bound),
+        is_proved_optimal=period <= lower_bound,
+        peak_in_flight=tuple(peak_in_flight(problem, actions)),
+        baselines=baselines,
+    )
