@@ -6,13 +6,16 @@ import sys
 
 import typer
 
+from everstep.cli import demo
 from everstep.cli import plan as plan_command
 from everstep.core.errors import EverstepError
 
 USAGE_ERROR = 2
 
 # typer brings its own copy of click in newer versions; this is the base of its usage errors in all.
-_UsageProblem = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+_UsageProblem: type[typer.BadParameter] = next(
+    c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException"
+)
 
 app = typer.Typer(
     help="Trains PyTorch models through failures and never loses a step.",
@@ -22,6 +25,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 plan_command.add_to(app)
+demo.add_to(app)
 
 
 @app.callback()

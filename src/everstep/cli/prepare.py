@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rich.console import Console
 from rich.progress import track
 
 from everstep.core.errors import ConfigError
@@ -23,7 +24,7 @@ def prepare_plans(problem: Problem, effort: Effort, *, at_most: int, out: Path |
         raise ConfigError("--out", out, error.strerror or str(error)) from None
     wanted = list(losses_to_prepare(problem, at_most=at_most))
     longest = 0.0
-    for question in track(wanted, description="planning", transient=True):
+    for question in track(wanted, "planning", console=Console(stderr=True), transient=True):
         longest = max(longest, store.plan(question).period)
     print(
         f"{len(wanted)} plans in {out} cover every loss of up to {at_most} workers"

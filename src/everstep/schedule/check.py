@@ -184,7 +184,9 @@ def _check_times(plan: Plan) -> Iterator[str]:
     """Durations are as given, nothing overlaps on a worker, nothing starts before what it needs."""
     actions = _by_place(plan)
     durations = plan.problem.durations
-    slack = _TOLERANCE * max(plan.makespan, 1.0)
+    slack = _TOLERANCE * plan.makespan
+    # The planner's ticks round measured durations to a millionth of the longest one.
+    rounding = slack + 1e-6 * durations.longest
     if plan.problem.variant.is_glued:
         yield from _check_glue(plan)
     for worker, row in plan.actions.items():
@@ -195,8 +197,6 @@ def _check_times(plan: Plan) -> Iterator[str]:
             Kind.WEIGHT_GRADIENT: stage.weight_gradient,
         }
         free_at = 0.0
-        # Ticks round measured durations to a millionth of the longest one.
-        rounding = slack + 1e-6 * max(*lengths.values(), durations.transfer)
         for action in row:
             if abs(action.end - action.start - lengths[action.kind]) > rounding:
                 yield f"{action} takes {action.end - action.start:g}, not {lengths[action.kind]:g}"

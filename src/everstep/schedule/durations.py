@@ -65,6 +65,10 @@ class Durations:
         return fields
 
     @property
+    def longest(self) -> float:
+        return max(self.synchronization, *(value for _, value in self._fields()))
+
+    @property
     def synchronization(self) -> float:
         """What a stage does between its last W and its next F."""
         return self.reduction + self.optimizer

@@ -13,7 +13,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from everstep.core.clock import Clock
-from everstep.core.errors import MissingExtra
+from everstep.core.errors import ConfigError, MissingExtra
 from everstep.schedule.routing import Routes
 from everstep.schedule.workload import B, F, Timetable, W, Workload, score
 
@@ -28,6 +28,9 @@ def solve(
     work: Workload, best: Timetable, *, bound: int, budget_s: float, clock: Clock
 ) -> tuple[Timetable, int]:
     """The best timetable found and the highest period proved impossible plus one."""
+    if not all((*work.forward, *work.input_gradient, *work.weight_gradient)):
+        rule = "the exact solver needs every F, B and W to take time; a small number will do"
+        raise ConfigError("durations", "zero somewhere", rule)
     deadline_s = clock.now_s() + budget_s
     step = _period_step(work)
     is_proved = True
@@ -47,11 +50,7 @@ def solve(
 
 def _period_step(work: Workload) -> int:
     """Fine ticks of measured durations are not worth a question each."""
-    smallest = min(
-        duration
-        for duration in (*work.forward, *work.input_gradient, *work.weight_gradient)
-        if duration
-    )
+    smallest = min(*work.forward, *work.input_gradient, *work.weight_gradient)
     return max(1, smallest // 4)
 
 
@@ -254,7 +253,8 @@ class _Question:
                     if runs if isinstance(runs, bool) else solver.boolean_value(runs):
                         row.append(replica)
             routes.append(row)
-        return Timetable(routes, [solver.value(variable) for variable in self.start])
+        starts = [solver.value(variable) for variable in self.start]
+        return Timetable(routes, starts, sorted(range(len(starts)), key=starts.__getitem__))
 
 
 def _live_replicas(work: Workload, routes: Routes) -> list[list[int]]:

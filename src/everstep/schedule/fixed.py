@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from everstep.schedule.workload import B, F, Workload
+from everstep.schedule.routing import Routes
+from everstep.schedule.workload import B, F, Timetable, Workload
 
 
 def one_f_one_b(stage: int, *, num_stages: int, num_microbatches: int) -> Iterator[tuple[int, int]]:
@@ -26,15 +27,15 @@ def one_f_one_b(stage: int, *, num_stages: int, num_microbatches: int) -> Iterat
         yield B, microbatch
 
 
-def one_f_one_b_starts(work: Workload) -> list[int]:
-    """Start times of all operations when every worker follows 1F1B as early as it can."""
-    starts = [-1] * (work.num_jobs * work.stages * 3)
+def one_f_one_b_timetable(work: Workload, routes: Routes) -> Timetable:
+    """Every worker follows 1F1B as early as it can."""
+    table = Timetable(routes, [-1] * (work.num_jobs * work.stages * 3), [])
     for replica in range(work.replicas):
-        _run_pipeline(work, starts, first_job=replica * work.microbatches)
-    return starts
+        _run_pipeline(work, table, first_job=replica * work.microbatches)
+    return table
 
 
-def _run_pipeline(work: Workload, starts: list[int], *, first_job: int) -> None:
+def _run_pipeline(work: Workload, table: Timetable, *, first_job: int) -> None:
     stages, microbatches = work.stages, work.microbatches
     todo = [
         list(one_f_one_b(stage, num_stages=stages, num_microbatches=microbatches))[::-1]
@@ -48,13 +49,15 @@ def _run_pipeline(work: Workload, starts: list[int], *, first_job: int) -> None:
                 kind, microbatch = todo[stage].pop()
                 start = max(free_at[stage], arrives_at[stage, kind, microbatch])
                 operation = ((first_job + microbatch) * stages + stage) * 3 + kind
-                starts[operation] = start
+                table.starts[operation] = start
+                table.order.append(operation)
                 if kind == F:
                     end = start + work.forward[stage]
                     is_last = stage + 1 == stages
                     following = (stage, B) if is_last else (stage + 1, F)
                 else:
-                    starts[operation + 1] = start + work.input_gradient[stage]
+                    table.starts[operation + 1] = start + work.input_gradient[stage]
+                    table.order.append(operation + 1)
                     end = start + work.gradient_delay(stage)
                     is_last = False
                     following = (stage - 1, B)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from everstep.schedule.routing import Routes
-from everstep.schedule.workload import F, W, Workload
+from everstep.schedule.workload import B, F, Timetable, W, Workload
 
 Priorities = list[float]
 """Per operation; smaller is more urgent. Kinds are compared with each other, too."""
@@ -41,9 +41,10 @@ def priorities(work: Workload, *, leads: Sequence[float] | None = None) -> Prior
     return urgency
 
 
-def list_schedule(work: Workload, routes: Routes, priority: Priorities) -> list[int]:
-    """Start times of all operations. See `_pick` for what an idle worker does next."""
-    return _Run(work, routes, priority).starts
+def list_schedule(work: Workload, routes: Routes, priority: Priorities) -> Timetable:
+    """Runs all operations on virtual workers. See `_pick` for what an idle worker does next."""
+    run = _Run(work, routes, priority)
+    return Timetable(routes, run.starts, run.order)
 
 
 class _Run:
@@ -55,6 +56,7 @@ class _Run:
         self.routes = routes
         self.priority = priority
         self.starts = [-1] * (work.num_jobs * work.stages * 3)
+        self.order: list[int] = []
         self.room = [work.limit[worker // work.replicas] for worker in range(num_workers)]
         self.is_busy = [False] * num_workers
         # Ready operations per worker and kind: heaps of (urgency, arrival, operation).
@@ -63,8 +65,10 @@ class _Run:
         ]
         self.last_urgency: dict[tuple[int, int, int], float] = {}
         self.num_arrived = 0
-        # Things that will happen: (time, operation * 2 + is_arrival).
-        self.events: list[tuple[int, int]] = []
+        # Things that will happen: (time, sequence, operation * 2 + is_arrival). What is sent first
+        # arrives first even when sending takes no time.
+        self.events: list[tuple[int, int, int]] = []
+        self.num_events = 0
         self._run()
 
     def _run(self) -> None:
@@ -84,7 +88,7 @@ class _Run:
             touched = set()
             now = events[0][0]
             while events and events[0][0] == now:
-                touched.add(self._happen(now, heappop(events)[1]))
+                touched.add(self._happen(now, heappop(events)[2]))
 
     def _pick(self, worker: int, now: int) -> None:
         """Starts the most urgent ready operation of an idle worker, if there is one.
@@ -117,7 +121,14 @@ class _Run:
             return
         self.is_busy[worker] = True
         self.starts[operation] = now
-        heappush(self.events, (now + duration, operation * 2))
+        self.order.append(operation)
+        if work.is_glued and operation % 3 == B:
+            self.order.append(operation + 1)
+        self._expect(now + duration, operation * 2)
+
+    def _expect(self, time: int, event: int) -> None:
+        self.num_events += 1
+        heappush(self.events, (time, self.num_events, event))
 
     def _happen(self, now: int, event: int) -> int:
         """Handles the end or the arrival of an operation; returns the worker it concerns."""
@@ -133,7 +144,7 @@ class _Run:
         self.is_busy[worker] = False
         if kind == F:
             if stage + 1 < work.stages:
-                heappush(self.events, (now + work.transfer, (operation + 3) * 2 + 1))
+                self._expect(now + work.transfer, (operation + 3) * 2 + 1)
             else:
                 self._make_ready(worker, operation + 1, self.priority[operation + 1])
         elif kind == W:
@@ -144,7 +155,7 @@ class _Run:
             else:
                 self._make_ready(worker, operation + 1, self.priority[operation + 1])
             if stage:
-                heappush(self.events, (now + work.transfer, (operation - 3) * 2 + 1))
+                self._expect(now + work.transfer, (operation - 3) * 2 + 1)
         return worker
 
     def _receive(self, worker: int, operation: int, job: int, stage: int, kind: int) -> None:

@@ -70,13 +70,13 @@ class _Search:
         ]
 
     def offer(self, routes: Routes, priority: Priorities) -> None:
-        starts = list_schedule(self.work, routes, priority)
-        found = score(self.work, starts)
+        table = list_schedule(self.work, routes, priority)
+        found = score(self.work, table.starts)
         if self.here is None or found <= self.here:
             self.here, self.routes, self.priority = found, routes, priority
-            self.starts = starts
+            self.starts = table.starts
         if found < self.best:
-            self.best, self.table = found, Timetable(routes, starts)
+            self.best, self.table = found, table
 
     def step(self) -> None:
         changes = [self._nudge_some, self._nudge_stage, self._nudge_job, self._hurry_last]

@@ -72,29 +72,20 @@ def lay_out(
     problem: Problem, work: Workload, table: Timetable
 ) -> dict[WorkerId, tuple[Action, ...]]:
     """The timetable as actions of workers."""
-    rows: dict[WorkerId, list[tuple[int, int]]] = {
+    rows: dict[WorkerId, list[Action]] = {
         WorkerId(replica, stage): []
         for replica in range(problem.replicas)
         for stage in range(problem.stages)
         if WorkerId(replica, stage) not in problem.lost
     }
-    for operation, start in enumerate(table.starts):
-        job, stage = divmod(operation // 3, work.stages)
-        rows[WorkerId(table.routes[stage][job], stage)].append((start, operation))
-    return {
-        worker: tuple(_action(work, table, worker, row) for row in sorted(rows[worker], key=_when))
-        for worker in rows
-    }
+    for operation in table.order:
+        action = _action(work, table, operation)
+        rows[action.worker].append(action)
+    return {worker: tuple(row) for worker, row in rows.items()}
 
 
-def _when(row: tuple[int, int]) -> tuple[int, int]:
-    """Actions that take no time go in the order F, B, W."""
-    start, operation = row
-    return start, operation % 3
-
-
-def _action(work: Workload, table: Timetable, worker: WorkerId, row: tuple[int, int]) -> Action:
-    start, operation = row
+def _action(work: Workload, table: Timetable, operation: int) -> Action:
+    start = table.starts[operation]
     place, kind = divmod(operation, 3)
     job, stage = divmod(place, work.stages)
     replica, microbatch = divmod(job, work.microbatches)
@@ -107,7 +98,7 @@ def _action(work: Workload, table: Timetable, worker: WorkerId, row: tuple[int, 
         stage,
         replica,
         microbatch,
-        worker,
+        WorkerId(table.routes[stage][job], stage),
         *peers,
         work.units(start),
         work.units(start + duration),

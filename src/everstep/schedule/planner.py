@@ -8,7 +8,7 @@ from everstep.core.clock import Clock, SystemClock
 from everstep.schedule.bounds import load_bound, lower_bound
 from everstep.schedule.check import require_valid
 from everstep.schedule.exact import solve
-from everstep.schedule.fixed import one_f_one_b_starts
+from everstep.schedule.fixed import one_f_one_b_timetable
 from everstep.schedule.greedy import list_schedule, priorities
 from everstep.schedule.improve import improve
 from everstep.schedule.plan import Baselines, Plan, make_plan
@@ -40,7 +40,7 @@ def plan(problem: Problem, effort: Effort | None = None, *, clock: Clock | None 
     bound = lower_bound(work)
     if problem.variant is Variant.ONE_F_ONE_B:
         # The order is given, so there is nothing to search and nothing better of its kind.
-        table = Timetable(route(problem), one_f_one_b_starts(work))
+        table = one_f_one_b_timetable(work, route(problem))
         bound = score(work, table.starts).period
     else:
         table = _search(work, problem, bound, effort, clock)
@@ -62,7 +62,7 @@ def _search(
     work: Workload, problem: Problem, bound: int, effort: Effort, clock: Clock
 ) -> Timetable:
     routes = route(problem)
-    table = Timetable(routes, list_schedule(work, routes, priorities(work)))
+    table = list_schedule(work, routes, priorities(work))
     if effort.improve_s <= 0 or score(work, table.starts).period <= bound * (
         1 + GOOD_ENOUGH_FRACTION
     ):
@@ -74,13 +74,14 @@ def _search(
 
 def _baselines(problem: Problem, effort: Effort, clock: Clock) -> Baselines:
     one_f_one_b = workload(problem.fault_free(Variant.ONE_F_ONE_B))
+    starts = one_f_one_b_timetable(one_f_one_b, []).starts
     fault_free = problem.fault_free(Variant.DECOUPLED_STAGGERED)
     decoupled = workload(fault_free)
     table = _search(decoupled, fault_free, lower_bound(decoupled), effort, clock)
     decoupled_period = decoupled.units(score(decoupled, table.starts).period)
     num_live = problem.num_workers - len(problem.lost)
     return Baselines(
-        one_f_one_b=one_f_one_b.units(score(one_f_one_b, one_f_one_b_starts(one_f_one_b)).period),
+        one_f_one_b=one_f_one_b.units(score(one_f_one_b, starts).period),
         decoupled=decoupled_period,
         fault_scaled=decoupled_period * problem.num_workers / num_live,
     )

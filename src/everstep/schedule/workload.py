@@ -61,7 +61,7 @@ def workload(problem: Problem) -> Workload:
     durations = problem.durations
     kinds = [(s.forward, s.input_gradient, s.weight_gradient) for s in durations.stages]
     loose = [durations.transfer, durations.synchronization]
-    tick = _common_tick([value for kind in kinds for value in kind] + loose)
+    tick = _common_tick([value for kind in kinds for value in kind] + loose, durations.longest)
     in_ticks = [[round(value / tick) for value in kind] for kind in kinds]
     return Workload(
         replicas=problem.replicas,
@@ -80,10 +80,10 @@ def workload(problem: Problem) -> Workload:
     )
 
 
-def _common_tick(values: list[float]) -> Fraction:
+def _common_tick(values: list[float], longest_value: float) -> Fraction:
     """The largest tick that all values are multiples of, or a millionth of the largest value."""
-    longest = Fraction(max(values))
-    exact = [Fraction(value).limit_denominator(1000) for value in values]
+    longest = Fraction(longest_value)
+    exact = [Fraction(value).limit_denominator(10_000) for value in values]
     if any(float(approx) != value for approx, value in zip(exact, values, strict=True)):
         return longest / _FINEST
     tick = Fraction(0)
@@ -104,6 +104,9 @@ class Timetable:
 
     routes: Routes
     starts: list[int]
+    order: list[int]
+    """All operations; those of one worker stand in the order it runs them. Start times alone do
+    not tell, because an operation may take no time."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
