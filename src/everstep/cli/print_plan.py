@@ -77,7 +77,7 @@ def summary(plan: Plan) -> str:
         f" micro-batches, {problem.variant}, lost: {lost}",
         f"  period          {plan.period:<10g}{quality}",
         f"  makespan        {plan.makespan:<10g}one step from its first F to its last update",
-        f"  in flight       {peaks:<10} peak per stage",
+        f"  in flight       {peaks:<9} peak per stage",
         f"  1F1B            {base.one_f_one_b:<10g}without losses"
         f"; this plan takes {plan.period / base.one_f_one_b:.2f} of it",
         f"  decoupled       {base.decoupled:<10g}without losses, same limits",
