@@ -24,7 +24,7 @@ _NAMES = {
 }
 
 _ROW, _GAP, _STAGE_GAP = 22, 3, 12
-_LEFT, _TOP, _BOTTOM = 74, 62, 66
+_LEFT, _TOP, _BOTTOM = 104, 62, 66
 _WIDTH = 1100
 _MOST_LABELS = 60
 """Above so many slots a row the boxes are too narrow for text."""
