@@ -83,7 +83,7 @@ class TracedSlice(nn.Module):
         for piece in self._range:
             evaluated = self._programs[False].modules[piece]
             evaluated._apply(fn)  # type: ignore[no-untyped-call]
-            _share_buffers(self._programs[True].modules[piece], evaluated)
+            _bind(evaluated, self._programs[True].modules[piece])
         return self
 
 
@@ -145,7 +145,7 @@ def _trace(model: nn.Module, arguments: tuple[Any, ...], split: Sequence[str]) -
     with torch.no_grad():
         output = flatten(model(*arguments))[1]
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _restoring_attributes(model):
             # Deprecations inside the tracer, which its callers can do nothing about.
             warnings.simplefilter("ignore")
             pipe = pipeline(model, arguments, split_spec=dict.fromkeys(split, SplitPoint.BEGINNING))
@@ -156,16 +156,21 @@ def _trace(model: nn.Module, arguments: tuple[Any, ...], split: Sequence[str]) -
             "the model cannot be traced as one graph (a branch or shape that depends on data?):"
             " build it as an nn.Sequential instead",
         ) from error
-    finally:
-        _remove_marks(model)
+    for piece in pipe.split_gm.children():
+        _bind(piece, model)
     return _read(pipe.split_gm, output=output, num_inputs=len(flatten(arguments)[0]))
 
 
-def _remove_marks(model: nn.Module) -> None:
+@contextmanager
+def _restoring_attributes(model: nn.Module) -> Iterator[None]:
     """The tracer marks split points by replacing `forward` of instances, and leaves it so."""
-    for module in model.modules():
-        if "orig_forward" in vars(module):
-            del vars(module)["orig_forward"], vars(module)["forward"]
+    before = {module: dict(vars(module)) for module in model.modules()}
+    try:
+        yield
+    finally:
+        for module, attributes in before.items():
+            vars(module).clear()
+            vars(module).update(attributes)
 
 
 def _read(graph_module: fx.GraphModule, *, output: str, num_inputs: int) -> _Program:
@@ -211,8 +216,7 @@ def _adopt_unread(
         for tensor in (*piece.parameters(), *piece.buffers())
     }
     read = {key for piece in program.modules for key in piece.state_dict()}
-    tensors: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
-    tensors |= dict(model.named_buffers(remove_duplicate=False))
+    tensors = _tensors_of(model)
     names = {}
     for number, key in enumerate(model.state_dict()):
         if key not in read and piece_of.get(tensors[key], 0) in pieces:
@@ -221,19 +225,27 @@ def _adopt_unread(
     return names
 
 
+def _bind(piece: nn.Module, model: nn.Module) -> None:
+    """Makes the state of `piece` that of `model`, by name. The tracer copies tied parameters."""
+    tensors = _tensors_of(model)
+    for name in _tensors_of(piece):
+        if name in tensors:
+            path, _, attribute = name.rpartition(".")
+            _register(piece.get_submodule(path), attribute, tensors[name])
+
+
 def _register(module: nn.Module, name: str, tensor: Tensor) -> None:
     if isinstance(tensor, nn.Parameter):
         module.register_parameter(name, tensor)
     else:
-        module.register_buffer(name, tensor)
+        is_saved = name not in module._non_persistent_buffers_set
+        module.register_buffer(name, tensor, persistent=is_saved)
 
 
-def _share_buffers(source: nn.Module, target: nn.Module) -> None:
-    shared = dict(source.named_buffers())
-    for name, _ in list(target.named_buffers()):
-        if name in shared:
-            path, _, attribute = name.rpartition(".")
-            target.get_submodule(path)._buffers[attribute] = shared[name]
+def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers, tied ones under each of their names."""
+    parameters = module.named_parameters(remove_duplicate=False)
+    return {**dict(parameters), **dict(module.named_buffers(remove_duplicate=False))}
 
 
 @contextmanager

@@ -127,9 +127,7 @@ def test_b_and_w_apart_equal_one_backward_pass(
 
     leaf = x.detach().requires_grad_()
     again = outputs_of(module, leaf)
-    roots = [
-        (get_gradient_edge(out), grad) for out, grad in zip(again, gradients, strict=True)
-    ]
+    roots = [(get_gradient_edge(out), grad) for out, grad in zip(again, gradients, strict=True)]
     (of_input,), deferred = input_gradients(roots, [leaf], list(module.parameters()))
     of_weights = dict(deferred.run())
 
