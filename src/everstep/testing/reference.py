@@ -69,7 +69,7 @@ def plain_training(
                 output = _forward(stages, inputs, key=(seed, step, replica, number))
                 found = loss(output, target)
                 (found / num_slices).backward()  # type: ignore[no-untyped-call]
-                total += float(found)
+                total += found.item()
             losses.append(total / num_slices)
             if clip_norm is not None:
                 nn.utils.clip_grad_norm_(params, clip_norm)

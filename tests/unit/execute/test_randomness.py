@@ -14,7 +14,7 @@ def test_the_seed_is_the_same_in_every_process() -> None:
 
 def test_every_part_of_the_key_matters() -> None:
     base = [1, 1, 1, 1, 1]
-    keys = [tuple(base)] + [tuple(base[:i] + [2] + base[i + 1 :]) for i in range(5)]
+    keys = [tuple(base), *((*base[:i], 2, *base[i + 1 :]) for i in range(5))]
     assert len({seed_for(*key) for key in keys}) == 6
     assert seed_for(1, 11, 1, 1, 1) != seed_for(11, 1, 1, 1, 1)
 
