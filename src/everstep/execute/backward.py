@@ -15,8 +15,7 @@ it loses or doubles gradients of those other weights and of outputs with hooks (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -55,10 +54,15 @@ class DeferredWeights:
             yield from _weight_gradients(self._junctions.pop())
 
 
+def nodes_of(weights: Iterable[Parameter]) -> dict[Node, Parameter]:
+    """Where the graph ends for each weight. Looked up once: holding a node keeps it the same."""
+    return {get_gradient_edge(weight).node: weight for weight in weights}
+
+
 def input_gradients(
     outputs: Sequence[tuple[GradientEdge, Tensor]],
     inputs: Sequence[Tensor],
-    weights: Sequence[Parameter],
+    weights: Mapping[Node, Parameter],
 ) -> tuple[list[Tensor | None], DeferredWeights]:
     """B. `outputs` are where the stage's results come from, each with its gradient.
 
@@ -68,9 +72,8 @@ def input_gradients(
     if not edges:
         return [None] * len(inputs), DeferredWeights([], [])
     junctions, early = _find_junctions(edges, inputs, weights)
-    with ExitStack() as hooks:
-        for junction in junctions:
-            hooks.callback(junction.node.register_prehook(_remember_in(junction)).remove)
+    hooks = [junction.node.register_prehook(_remember_in(junction)) for junction in junctions]
+    try:
         gradients = torch.autograd.grad(
             edges,
             [*inputs, *early],
@@ -78,42 +81,41 @@ def input_gradients(
             retain_graph=True,
             allow_unused=True,
         )
+    finally:
+        for hook in hooks:
+            hook.remove()
     of_early = list(zip(early, gradients[len(inputs) :], strict=True))
     return list(gradients[: len(inputs)]), DeferredWeights(junctions, of_early)
 
 
 def _find_junctions(
-    outputs: Sequence[GradientEdge], inputs: Sequence[Tensor], weights: Sequence[Parameter]
+    outputs: Sequence[GradientEdge], inputs: Sequence[Tensor], weights: Mapping[Node, Parameter]
 ) -> tuple[list[_Junction], list[Parameter]]:
     """The junctions, deepest first, and the weights that cannot wait for one."""
     roots = [edge.node for edge in outputs]
     trunk = {get_gradient_edge(tensor).node for tensor in inputs}
-    weight_of = {get_gradient_edge(weight).node: weight for weight in weights}
-    behind: dict[Node, frozenset[Parameter]] = {}
-    """Off the trunk: the weights that a node leads to."""
+    # Off the trunk: the weights that a node leads to. Lists, because most have one at most.
+    behind: dict[Node, list[Parameter]] = {}
     used_at: dict[Parameter, list[Node]] = {}
-    depth: dict[Node, int] = {}
-    for position, node in enumerate(_leaves_first(roots)):
-        depth[node] = position
+    for node in _leaves_first(roots):
         children = [child for child, _ in node.next_functions if child is not None]
-        reached = frozenset().union(*(behind[child] for child in children if child in behind))
+        reached = [weight for child in children for weight in behind.get(child, ())]
         if node in trunk or not trunk.isdisjoint(children):
             trunk.add(node)
-            for weight in reached:
+            for weight in dict.fromkeys(reached):
                 used_at.setdefault(weight, []).append(node)
         else:
-            behind[node] = reached | ({weight_of[node]} if node in weight_of else set())
-    without_input = frozenset().union(*(behind[root] for root in roots if root in behind))
+            own = weights.get(node)
+            behind[node] = list(dict.fromkeys(reached)) if own is None else [own]
+    early = dict.fromkeys(weight for root in roots for weight in behind.get(root, ()))
     junctions: dict[Node, _Junction] = {}
-    early: list[Parameter] = []
-    for weight in weights:
-        nodes = used_at.get(weight, [])
-        if weight in without_input or len(nodes) > 1:
-            early.append(weight)
-        elif nodes:
+    for weight, nodes in used_at.items():
+        if len(nodes) > 1:
+            early[weight] = None
+        elif weight not in early:
             junction = junctions.setdefault(nodes[0], _Junction(node=nodes[0]))
             junction.weights.append(weight)
-    return sorted(junctions.values(), key=lambda junction: depth[junction.node]), early
+    return list(junctions.values()), list(early)
 
 
 def _leaves_first(roots: Sequence[Node]) -> Iterator[Node]:
@@ -146,15 +148,17 @@ def _weight_gradients(junction: _Junction) -> Iterator[tuple[Parameter, Tensor]]
     if not reached:
         return
     # A user's hook on the activation has run in B already; its effect must not count twice.
-    with ExitStack() as hooks:
-        gradients = junction.gradients
-        hooks.callback(junction.node.register_prehook(lambda _: gradients).remove)
+    gradients = junction.gradients
+    hook = junction.node.register_prehook(lambda _: gradients)
+    try:
         computed = torch.autograd.grad(
             [edge for edge, _ in reached],
             junction.weights,
             [gradient for _, gradient in reached],
             allow_unused=True,
         )
+    finally:
+        hook.remove()
     for weight, gradient in zip(junction.weights, computed, strict=True):
         if gradient is not None:
             yield weight, gradient

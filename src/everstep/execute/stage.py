@@ -25,7 +25,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import Parameter
 
 from everstep.core.errors import ConfigError
-from everstep.execute.backward import DeferredWeights, input_gradients
+from everstep.execute.backward import DeferredWeights, input_gradients, nodes_of
 from everstep.execute.boundary import flatten, gradients_flow, unflatten
 from everstep.execute.buckets import GradientBuckets
 from everstep.execute.data import Microbatch
@@ -94,6 +94,7 @@ class Stage:
         self.module = module
         self.module.module.to(self.device)
         self.buckets = GradientBuckets(module.module.parameters(), bucket_bytes=bucket_bytes)
+        self._weights = nodes_of(self.buckets.params)
         self._loss = loss
         self._metrics = dict(metrics or {})
         self._loss_scale = loss_scale
@@ -151,7 +152,7 @@ class Stage:
         if not held.has_input_gradient():
             return [None] * len(held.inputs)
         wanted = [tensor for tensor in held.inputs if tensor.requires_grad]
-        gradients, deferred = input_gradients(held.roots(), wanted, self.buckets.params)
+        gradients, deferred = input_gradients(held.roots(), wanted, self._weights)
         in_order = iter(gradients)
         aligned = [next(in_order) if tensor.requires_grad else None for tensor in held.inputs]
         self._held[mb] = _Held(inputs=[], outputs=[], deferred=deferred)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional
 
-from everstep.execute.backward import input_gradients
+from everstep.execute.backward import input_gradients, nodes_of
 
 
 class TiedInside(nn.Module):
@@ -128,7 +128,7 @@ def test_b_and_w_apart_equal_one_backward_pass(
     leaf = x.detach().requires_grad_()
     again = outputs_of(module, leaf)
     roots = [(get_gradient_edge(out), grad) for out, grad in zip(again, gradients, strict=True)]
-    (of_input,), deferred = input_gradients(roots, [leaf], list(module.parameters()))
+    (of_input,), deferred = input_gradients(roots, [leaf], nodes_of(module.parameters()))
     of_weights = dict(deferred.run())
 
     assert of_input is not None
@@ -146,13 +146,13 @@ def test_weights_come_in_the_order_a_backward_pass_finishes_layers() -> None:
     module = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4))
     x = torch.randn(3, 4, requires_grad=True)
     root = (get_gradient_edge(module(x)), torch.ones(3, 4))
-    _, deferred = input_gradients([root], [x], list(module.parameters()))
+    _, deferred = input_gradients([root], [x], nodes_of(module.parameters()))
     layer_of = {param: name.split(".")[0] for name, param in module.named_parameters()}
     assert [layer_of[param] for param, _ in deferred.run()] == ["4", "4", "2", "2", "0", "0"]
 
 
 def test_without_any_output_gradient_there_is_nothing_to_do() -> None:
     x = torch.randn(3, 4, requires_grad=True)
-    gradients, deferred = input_gradients([], [x], list(nn.Linear(4, 4).parameters()))
+    gradients, deferred = input_gradients([], [x], nodes_of(nn.Linear(4, 4).parameters()))
     assert gradients == [None]
     assert list(deferred.run()) == []
