@@ -2,6 +2,8 @@
 
 * EverstepError
   - ConfigError      the user must change an input
+  - UserCodeError    the user's model, loss or dataset raised; its own error is the cause
+  - DataStalled      the dataset gave nothing for too long; make it faster or allow more time
   - NotPlannable     no plan exists for these losses; re-form the world or stop
   - PlanInvalid      a plan broke a rule of the checker; report a bug
   - MissingExtra     an optional library is not installed; install it or go without
@@ -24,6 +26,26 @@ class ConfigError(EverstepError):
         self.field = field
         self.value = value
         self.rule = rule
+
+
+class UserCodeError(EverstepError):
+    """Code that the user gave raised. The original error, with its traceback, is the cause."""
+
+    def __init__(self, where: str, *, error: BaseException) -> None:
+        super().__init__(f"{where} raised {type(error).__name__}: {error}")
+        self.where = where
+
+
+class DataStalled(EverstepError):
+    """A micro-batch was waited for and did not come."""
+
+    def __init__(self, what: str, *, waited_s: float) -> None:
+        super().__init__(
+            f"the dataset has not given the samples of {what} for {waited_s:.0f} s:"
+            " is dataset[i] stuck, or in need of a longer timeout?"
+        )
+        self.what = what
+        self.waited_s = waited_s
 
 
 class NotPlannable(EverstepError):
