@@ -1,0 +1,53 @@
+"""Sums a stage's gradients over its live workers, bucket by bucket, while W still runs.
+
+Every worker starts the same reductions in the same order, whatever order its parameters become
+final in: a bucket waits for those before it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from everstep.comm.group import Group, Work
+from everstep.execute.buckets import GradientBuckets
+
+REDUCE_WITHIN_S = 600.0
+
+
+class Reduction:
+    """Of one step. `note` is given to the last W; `finish` waits for the sums."""
+
+    def __init__(self, buckets: GradientBuckets, group: Group) -> None:
+        self._buckets = buckets
+        self._group = group
+        self._missing = Counter(buckets.bucket_of(param) for param in buckets.params)
+        self._works: list[Work] = []
+
+    def note(self, param: Parameter) -> None:
+        """The parameter's gradient is final on this worker."""
+        self._missing[self._buckets.bucket_of(param)] -= 1
+        while len(self._works) < len(self._buckets.buckets):
+            number = len(self._works)
+            if self._missing[number]:
+                return
+            self._buckets.seal(number)
+            self._works.append(self._group.all_reduce(self._buckets.buffers[number]))
+
+    def finish(self) -> None:
+        assert len(self._works) == len(self._buckets.buckets), "W has not told of every parameter"
+        for work in self._works:
+            work.wait(REDUCE_WITHIN_S)
+        self._buckets.drop_unused()
+
+
+def sum_over(group: Group, numbers: Sequence[float], *, device: torch.device) -> list[float]:
+    """Adds up a few numbers over a group; every member gets the same bits."""
+    # NCCL reduces on the device only.
+    total: Tensor = torch.tensor(numbers, dtype=torch.float64, device=device)
+    group.all_reduce(total).wait(REDUCE_WITHIN_S)
+    return [float(value) for value in total.tolist()]

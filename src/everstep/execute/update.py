@@ -1,0 +1,80 @@
+"""The optimizer step of a stage, with clipping by the global norm, and taking it back.
+
+Synchronous clipping asks all stages for their norms first. Post-validated clipping (ReCycle's) steps
+at once; when the norms turn out too large, the step is undone from its gradients, which are still
+there by the watermark rule, and taken again, scaled.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from everstep.comm.group import Group
+from everstep.core.errors import NormNotFinite
+from everstep.execute.buckets import GradientBuckets
+from everstep.execute.reduction import sum_over
+from everstep.recovery.undo import Keep, StepRecord, UndoReport, remember, undo
+
+CLIP_EPSILON = 1e-6
+"""As in `torch.nn.utils.clip_grad_norm_`, so that both clip alike."""
+
+
+class Update:
+    """Of one stage on one worker. A stage without parameters has no optimizer."""
+
+    def __init__(
+        self,
+        buckets: GradientBuckets,
+        optimizer: Optimizer | None,
+        scheduler: LRScheduler | None,
+        *,
+        keep: Keep = Keep.NOTHING,
+    ) -> None:
+        self.optimizer = optimizer
+        self.scheduler = scheduler
+        self._buckets = buckets
+        self._keep = keep
+        self._record: StepRecord | None = None
+
+    def norm_squared(self) -> float:
+        """Of the stage's reduced gradient."""
+        norms = [torch.linalg.vector_norm(bucket.gradients) for bucket in self._buckets.buckets]
+        return sum(float(norm) ** 2 for norm in norms)
+
+    def clip(self, step: int, *, clip_norm: float, world: Group, num_in_stage: int) -> None:
+        """Scales the gradients when the norm over all stages is too large."""
+        # All workers of a stage hold the same gradient, so each brings its share.
+        share = self.norm_squared() / num_in_stage
+        device = self._buckets.buckets[0].buffer.device if self._buckets.buckets else None
+        (total,) = sum_over(world, [share], device=device or torch.device("cpu"))
+        norm = math.sqrt(total)
+        if not math.isfinite(norm):
+            raise NormNotFinite(step, norm)
+        scale = clip_norm / (norm + CLIP_EPSILON)
+        if scale < 1:
+            self._scale(scale)
+
+    def step(self) -> None:
+        if self.optimizer is None:
+            return
+        self._record = remember(self.optimizer, scheduler=self.scheduler, keep=self._keep)
+        self.optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
+
+    def redo(self, *, scale: float) -> UndoReport | None:
+        """Takes the last step back and again, with its gradients scaled."""
+        if self.optimizer is None:
+            return None
+        report = undo(self.optimizer, record=self._record)
+        self._scale(scale)
+        self.step()
+        return report
+
+    def _scale(self, scale: float) -> None:
+        for bucket in self._buckets.buckets:
+            bucket.gradients.mul_(scale)
