@@ -88,6 +88,14 @@ class Coordinator:
         """`HOST:PORT`, the real port also when any was asked for."""
         return f"{self._bind.host}:{self._socket.getsockname()[1]}"
 
+    @property
+    def token(self) -> str:
+        return self._bind.token
+
+    @property
+    def num_workers(self) -> int:
+        return self._world.shape.num_workers
+
     async def serve(self) -> Outcome:
         """Runs until the world has ended and the last messages are out."""
         self._loop = asyncio.get_running_loop()
