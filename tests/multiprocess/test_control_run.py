@@ -161,8 +161,8 @@ def test_a_killed_worker_ends_the_job_and_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_every_process_and_frees_the_port(tmp_path: Path, number: int) -> None:
-    # These workers ignore SIGTERM, so the agent has to kill them.
-    body = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(0.05)"
+    # From step 2 on these workers hear neither the coordinator nor SIGTERM: they must be killed.
+    body = "if step == 2: import signal; signal.signal(15, signal.SIG_IGN); time.sleep(60)"
     job = Job(tmp_path, body=body, steps=10_000)
     job.wait_events("step", 2)
     job.process.send_signal(number)

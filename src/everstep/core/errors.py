@@ -162,6 +162,6 @@ class IllegalTransition(EverstepError):
 
     def __init__(self, state: str, happening: str, *, legal: Sequence[str]) -> None:
         allowed = ", ".join(legal) or "nothing"
-        super().__init__(f"{happening!r} cannot happen to a {state} worker (only: {allowed})")
+        super().__init__(f"'{happening}' cannot happen to a {state} worker (only: {allowed})")
         self.state = state
         self.happening = happening

@@ -14,23 +14,23 @@ import asyncio
 import logging
 import socket
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from typing import TypeAlias
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute
-from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from everstep.core.clock import Clock, SystemClock
 from everstep.core.errors import ConfigError, MessageInvalid, WaitTimedOut
 from everstep.core.events import EventLog
 from everstep.membership import messages as m
 from everstep.membership.access import Bind, check_peer, check_token
+from everstep.membership.peer import BYE, WRONG, Peer
 from everstep.membership.status import describe
 from everstep.membership.traffic import (
     Disconnected,
@@ -53,14 +53,6 @@ HELLO_WITHIN_S = 10.0
 FAREWELL_WITHIN_S = 2.0
 """How long the last messages may take to leave."""
 
-MAX_UNSENT = 1024
-"""Messages waiting for one peer. A live one takes a few per step, so this one reads no more."""
-
-_OnMessage: TypeAlias = Callable[[m.FromWorker | m.FromAgent], None]
-
-BYE = 1000
-WRONG = 1008
-
 
 class Coordinator:
     """Listens from the start; `serve` runs the job to its end."""
@@ -77,7 +69,7 @@ class Coordinator:
         self._events = events
         self._bind = bind or Bind()
         self._clock = clock or SystemClock()
-        self._peers: dict[str, _Peer] = {}
+        self._peers: dict[str, Peer] = {}
         self._socket = _listen(self._bind)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._over = asyncio.Event()
@@ -177,7 +169,7 @@ class Coordinator:
             await websocket.send_denial_response(response)
             return
         await websocket.accept(subprotocol=m.SUBPROTOCOL)
-        peer = _Peer(websocket, decoder)
+        peer = Peer(websocket, decoder)
         code, reason = BYE, ""
         try:
             hello = await asyncio.wait_for(peer.receive(), HELLO_WITHIN_S)
@@ -188,7 +180,7 @@ class Coordinator:
             code, reason = WRONG, str(error)
         await peer.close(code, reason)
 
-    async def _converse_as(self, peer: _Peer, hello: m.FromWorker | m.FromAgent) -> None:
+    async def _converse_as(self, peer: Peer, hello: m.FromWorker | m.FromAgent) -> None:
         if not isinstance(hello, m.Hello | m.AgentHello):
             raise MessageInvalid("the first must be Hello", size_bytes=0)
         if hello.uid in self._peers:
@@ -234,64 +226,6 @@ class Coordinator:
                 for peer in list(self._peers.values()):
                     await peer.flush()
         server.should_exit = True
-
-
-class _Peer:
-    """One accepted connection: reads until it ends, writes what is queued, in order."""
-
-    def __init__(
-        self, websocket: WebSocket, decoder: m.Decoder[m.FromWorker] | m.Decoder[m.FromAgent]
-    ) -> None:
-        self._websocket = websocket
-        self._decoder = decoder
-        self._unsent: asyncio.Queue[bytes] = asyncio.Queue(MAX_UNSENT)
-        self._is_stuck = asyncio.Event()
-
-    def send(self, message: m.ToWorker | m.ToAgent) -> None:
-        try:
-            self._unsent.put_nowait(m.encode(message))
-        except asyncio.QueueFull:
-            self._is_stuck.set()
-
-    async def receive(self) -> m.FromWorker | m.FromAgent:
-        frame = await self._websocket.receive()
-        if frame["type"] == "websocket.disconnect":
-            raise WebSocketDisconnect(frame.get("code", BYE))
-        return self._decoder.decode(frame.get("bytes") or frame.get("text") or b"")
-
-    async def run(self, on_message: _OnMessage) -> None:
-        """Until either side ends it, or the peer stops reading."""
-        tasks = [
-            asyncio.create_task(self._read(on_message)),
-            asyncio.create_task(self._write()),
-            asyncio.create_task(self._is_stuck.wait()),
-        ]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        for task in done:
-            task.result()
-
-    async def flush(self) -> None:
-        await self._unsent.join()
-
-    async def close(self, code: int, reason: str) -> None:
-        if self._websocket.application_state is WebSocketState.CONNECTED:
-            # The peer may have left meanwhile; Starlette then answers with a RuntimeError.
-            with suppress(RuntimeError, WebSocketDisconnect):
-                await self._websocket.close(code, reason[:100])
-
-    async def _read(self, on_message: _OnMessage) -> None:
-        while True:
-            on_message(await self.receive())
-
-    async def _write(self) -> None:
-        while True:
-            await self._websocket.send_bytes(await self._unsent.get())
-            self._unsent.task_done()
 
 
 class _Server(uvicorn.Server):

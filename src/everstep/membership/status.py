@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from everstep.core.events import Event
+from everstep.membership.planbook import PlanBook
 from everstep.membership.roster import Worker
+from everstep.membership.wording import who
 from everstep.membership.world import World
 
 
@@ -17,7 +19,7 @@ def describe(world: World, *, address: str, events: Sequence[Event]) -> dict[str
         "steps": None if world.job is None else world.job.steps,
         "finished_step": world.ledger.open_step - 1,
         "generation": world.generation,
-        "plan": _plan(world),
+        "plan": _plan(world.plans),
         "workers": [_worker(worker) for worker in world.roster.workers.values()],
         "agents": [
             {"host": agent.host, "workers": len(agent.seats), "connected": agent.is_here}
@@ -28,22 +30,15 @@ def describe(world: World, *, address: str, events: Sequence[Event]) -> dict[str
     }
 
 
-def _plan(world: World) -> dict[str, object] | None:
-    if world.plan is None:
+def _plan(plans: PlanBook) -> dict[str, object] | None:
+    if plans.plan is None:
         return None
-    return {
-        "period": world.plan.period,
-        "bound": world.plan.lower_bound,
-        "unit": world.unit,
-    }
+    return {"period": plans.plan.period, "bound": plans.plan.lower_bound, "unit": plans.unit}
 
 
 def _worker(worker: Worker) -> dict[str, object]:
-    replica, stage = worker.place if worker.place is not None else (None, None)
     return {
-        "replica": replica,
-        "stage": stage,
-        "pid": worker.hello.pid,
+        **who(worker),
         "host": worker.hello.host,
         "state": str(worker.state),
         "step": worker.finished_step,

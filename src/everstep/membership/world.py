@@ -12,15 +12,17 @@ finished t, may have finished t+1, and may have run F and B, but not W, of t+2.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from everstep.core.errors import ConfigError, EverstepError, ProtocolBroken
 from everstep.core.ids import WorkerId
 from everstep.membership import messages as m
 from everstep.membership.exits import describe_exit
 from everstep.membership.ledger import StepLedger, StepSummary, decide_roll_back
-from everstep.membership.planning import Plan, Planner, PlanRequest, median_profile
+from everstep.membership.planbook import PlanBook
+from everstep.membership.planning import Planner
 from everstep.membership.roster import AgentRecord, Roster, Shape, Worker
+from everstep.membership.silence import GiveUp, Patience, Suspect, Trust, judge
 from everstep.membership.states import Happening, State
 from everstep.membership.traffic import (
     Disconnected,
@@ -34,6 +36,7 @@ from everstep.membership.traffic import (
     StopAsked,
     Tick,
 )
+from everstep.membership.wording import differences, who
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,24 +44,7 @@ class WorldSettings:
     profile_steps: int = 3
     """Steps that are measured before the plan is made anew from the measurements; 0 for never."""
 
-    suspect_after_s: float = 2.5
-    lose_after_s: float = 5.0
-    """Silence after which a worker is declared lost. Closed connections are noticed at once."""
-
-    halt_within_s: float = 10.0
-    """A worker that has not said Halted by then is lost."""
-
-    tick_gap_s: float = 1.0
-    """A longer gap between ticks means that the coordinator itself stood still, so the silence
-    it then sees is its own."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.suspect_after_s <= self.lose_after_s:
-            raise ConfigError(
-                "suspect_after_s",
-                self.suspect_after_s,
-                f"must be above 0 and at most lose_after_s ({self.lose_after_s})",
-            )
+    patience: Patience = field(default_factory=Patience)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,11 +70,9 @@ class World:
         self.roster = Roster(shape)
         self.ledger = StepLedger(shape.stages)
         self.generation = 0
-        self.plan: Plan | None = None
-        self.durations: tuple[m.StageProfile, ...] | None = None
+        self.plans = PlanBook(shape, planner)
         self.job: m.JobFacts | None = None
         self.outcome: Outcome | None = None
-        self._planner = planner
         self._meeting = meeting
         self._halting: _Halting | None = None
         self._step_began_s = 0.0
@@ -171,7 +155,7 @@ class World:
             self._welcome(worker, worker.place)
 
     def _welcome(self, worker: Worker, place: WorkerId) -> None:
-        self._emit("worker_joined", **_who(worker), host=worker.hello.host)
+        self._emit("worker_joined", **who(worker), host=worker.hello.host)
         welcome = m.Welcome(
             replica=place.replica,
             stage=place.stage,
@@ -186,7 +170,7 @@ class World:
         self.job = self.job or job
         if job != self.job:
             raise ConfigError(
-                "job", worker, f"must be the same on all workers: {_differ(job, self.job)}"
+                "job", worker, f"must be the same on all workers: {differences(job, self.job)}"
             )
         placed = self.roster.placed()
         waiting = [w for w in placed.values() if w.state is State.STANDBY]
@@ -198,54 +182,27 @@ class World:
 
     def _form(self, now_s: float, *, redo: m.RollBack | None, why: str) -> None:
         """Starts the next generation with the live workers, at the open step."""
+        assert self.job is not None
+        live = self.roster.placed()
         self.generation += 1
         self._halting = None
         self._step_began_s = now_s
-        self.plan = self._make_plan()
-        members = self.roster.members()
-        self._emit("generation", **self._generation_fields(self.plan), reason=why)
-        for place, worker in self.roster.placed().items():
+        self.plans.make(self.job, live)
+        members, step = self.roster.members(), self.ledger.open_step
+        fields = {"number": self.generation, "resume_step": step, "reason": why}
+        self._emit("generation", **fields, **self.plans.fields(live))
+        for place, worker in live.items():
             worker.move(Happening.RESUMED)
             resume = m.Resume(
                 generation=self.generation,
-                step=self.ledger.open_step,
-                actions=m.pack_actions(self.plan.actions[place]),
+                step=step,
+                actions=self.plans.actions_of(place),
                 members=members,
                 meeting=self._meeting,
-                profile_steps=self.settings.profile_steps if self.durations is None else 0,
+                profile_steps=self.settings.profile_steps if self.plans.durations is None else 0,
                 redo=redo,
             )
             self._send(worker.uid, resume)
-
-    def _make_plan(self) -> Plan:
-        assert self.job is not None
-        live = self.roster.placed()
-        return self._planner(
-            PlanRequest(
-                replicas=self.shape.replicas,
-                stages=self.shape.stages,
-                microbatches=self.job.microbatches,
-                lost=frozenset(place for place in self.shape.places() if place not in live),
-                durations=self.durations,
-                in_flight=self.job.in_flight,
-            )
-        )
-
-    def _generation_fields(self, plan: Plan) -> dict[str, object]:
-        live = self.roster.placed()
-        return {
-            "number": self.generation,
-            "lost": [str(place) for place in self.shape.places() if place not in live],
-            "period": plan.period,
-            "unit": self.unit,
-            "resume_step": self.ledger.open_step,
-            "actions": {str(place): _brief(plan, place) for place in live},
-        }
-
-    @property
-    def unit(self) -> str:
-        """Of the plan's period: slots until durations have been measured."""
-        return "slots" if self.durations is None else "seconds"
 
     def _halt(self, now_s: float, *, redo: m.RollBack, why: str) -> None:
         self._halting = _Halting(since_s=now_s, why=why, redo=redo)
@@ -311,15 +268,12 @@ class World:
 
     def _profile(self, worker: Worker, message: m.Profile) -> None:
         worker.profile = message.durations
-        placed = self.roster.placed()
-        profiles = {place: w.profile for place, w in placed.items() if w.profile is not None}
-        if len(profiles) < len(placed):
+        live = self.roster.placed()
+        profiles = {place: w.profile for place, w in live.items() if w.profile is not None}
+        if len(profiles) < len(live):
             return
-        self.durations = tuple(
-            median_profile([p for place, p in profiles.items() if place.stage == stage])
-            for stage in range(self.shape.stages)
-        )
-        for other in placed.values():
+        self.plans.measure(profiles)
+        for other in live.values():
             other.profile = None
         if self._halting is None:  # else the next generation is planned with them anyway
             self._replan()
@@ -332,17 +286,14 @@ class World:
         That comes after this Replan on the same ordered connection. So t+3 is safe for all, and
         nothing earlier is: a worker that finished t+1 may be in the middle of t+2.
         """
-        self.plan = self._make_plan()
+        assert self.job is not None
+        live = self.roster.placed()
+        self.plans.make(self.job, live)
         from_step = self.ledger.open_step + 2
-        self._emit(
-            "replanned",
-            generation=self.generation,
-            from_step=from_step,
-            period=self.plan.period,
-            unit=self.unit,
-        )
-        for place, worker in self.roster.placed().items():
-            actions = m.pack_actions(self.plan.actions[place])
+        fields = {"generation": self.generation, "from_step": from_step}
+        self._emit("replanned", **fields, **self.plans.fields(live))
+        for place, worker in live.items():
+            actions = self.plans.actions_of(place)
             replan = m.Replan(generation=self.generation, from_step=from_step, actions=actions)
             self._send(worker.uid, replan)
 
@@ -356,7 +307,7 @@ class World:
     def _user_failure(self, worker: Worker, failure: m.Failed) -> None:
         why = f"{worker} raised at {failure.where}"
         self._emit(
-            "failed", why=why, **_who(worker), where=failure.where, traceback=failure.traceback
+            "failed", why=why, **who(worker), where=failure.where, traceback=failure.traceback
         )
         self._end(Outcome(exit_code=1, why=why, traceback=failure.traceback))
 
@@ -386,7 +337,7 @@ class World:
     def _gone(self, worker: Worker, how: str, now_s: float) -> None:
         worker.move(Happening.GONE)
         if worker.state is State.LOST:
-            self._emit("worker_lost", **_who(worker), how=how)
+            self._emit("worker_lost", **who(worker), how=how)
             self._after_loss(worker, how, now_s)
         elif not self.roster.here():
             self._end(Outcome(exit_code=0, why="finished"))
@@ -402,21 +353,26 @@ class World:
         gap_s = 0.0 if self._ticked_s is None else now_s - self._ticked_s
         self._ticked_s = now_s
         for worker in self.roster.here():
-            if gap_s > self.settings.tick_gap_s:
+            if gap_s > self.settings.patience.tick_gap_s:
                 worker.heard_s += gap_s
             if self.outcome is None:
                 self._check_silence(worker, now_s)
 
     def _check_silence(self, worker: Worker, now_s: float) -> None:
-        silent_s = now_s - worker.heard_s
-        if silent_s > self.settings.lose_after_s:
-            self._gone(worker, f"silent for {silent_s:.1f} s", now_s)
-        elif silent_s > self.settings.suspect_after_s and worker.state is State.TRAINING:
-            worker.move(Happening.SILENT)
-        elif worker.state is State.HALTING and self._halting is not None:
-            halting_s = now_s - self._halting.since_s
-            if halting_s > self.settings.halt_within_s:
-                self._gone(worker, f"it did not halt within {halting_s:.1f} s", now_s)
+        halting = self._halting
+        verdict = judge(
+            worker.state,
+            silent_s=now_s - worker.heard_s,
+            halting_s=None if halting is None else now_s - halting.since_s,
+            patience=self.settings.patience,
+        )
+        match verdict:
+            case GiveUp(how):
+                self._gone(worker, how, now_s)
+            case Suspect():
+                worker.move(Happening.SILENT)
+            case Trust():
+                pass
 
     def _heard(self, worker: Worker, now_s: float) -> None:
         worker.heard_s = now_s
@@ -450,23 +406,3 @@ class World:
 
     def _emit(self, event: str, **fields: object) -> None:
         self._effects.append(Emit(event, fields))
-
-
-def _who(worker: Worker) -> dict[str, object]:
-    replica, stage = worker.place if worker.place is not None else (None, None)
-    return {"replica": replica, "stage": stage, "pid": worker.hello.pid}
-
-
-def _brief(plan: Plan, place: WorkerId) -> str:
-    """`F0.0 F0.1 B0.0 ...`: kind, replica and micro-batch of each action, in order."""
-    return " ".join(f"{a.kind}{a.replica}.{a.microbatch}" for a in plan.actions[place])
-
-
-def _differ(job: m.JobFacts, first: m.JobFacts) -> str:
-    differing = [
-        name for name in job.__struct_fields__ if getattr(job, name) != getattr(first, name)
-    ]
-    return ", ".join(
-        f"{name} is {getattr(job, name)} here and {getattr(first, name)} elsewhere"
-        for name in differing
-    )
