@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -49,9 +50,14 @@ class Link(Generic[Incoming]):
     """Connected from the start; `open_link` makes one. `start` begins to read."""
 
     def __init__(
-        self, connection: ClientConnection, decoder: Decoder[Incoming], *, heartbeat_s: float
+        self,
+        opening: AbstractContextManager[ClientConnection],
+        decoder: Decoder[Incoming],
+        *,
+        heartbeat_s: float,
     ) -> None:
-        self._connection = connection
+        self._opened = ExitStack()
+        self._connection = connection = self._opened.enter_context(opening)
         self._decoder = decoder
         self._heartbeat_s = heartbeat_s
         self._reader: threading.Thread | None = None
@@ -77,7 +83,7 @@ class Link(Generic[Incoming]):
 
     def close(self) -> None:
         """Says goodbye: what was sent before has been handed over when this returns."""
-        self._connection.close()
+        self._opened.close()
         if self._reader is not None and self._reader is not threading.current_thread():
             self._reader.join(CLOSE_WITHIN_S)
 
@@ -121,8 +127,8 @@ def open_link(
     deadline_s = time.monotonic() + settings.connect_within_s
     while True:
         try:
-            connection = _connect(address, path, token, settings)
-            return Link(connection, decoder, heartbeat_s=settings.heartbeat_s)
+            opening = _connect(address, path, token, settings)
+            return Link(opening, decoder, heartbeat_s=settings.heartbeat_s)
         except ConnectionRefusedError as error:
             if time.monotonic() + RETRY_EVERY_S > deadline_s:
                 why = f"nobody listens there (tried for {settings.connect_within_s:.1f} s)"
@@ -136,7 +142,9 @@ def open_link(
             raise CoordinatorLost(address, why=str(error)) from error
 
 
-def _connect(address: str, path: str, token: str, settings: LinkSettings) -> ClientConnection:
+def _connect(
+    address: str, path: str, token: str, settings: LinkSettings
+) -> AbstractContextManager[ClientConnection]:
     return connect(
         f"ws://{address}{path}",
         subprotocols=[Subprotocol(SUBPROTOCOL)],
