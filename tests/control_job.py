@@ -53,13 +53,13 @@ RUN = """
     from everstep.membership.world import World
     from fake_planner import one_f_one_b
 
-    script, events, *args = sys.argv[1:]
+    script, events, preload, *args = sys.argv[1:]
     world = World(Shape(2, 2), planner=one_f_one_b, meeting=Meeting(host="127.0.0.1", port=1))
     with EventLog(Path(events)) as log:
         outcome = run_local(
             Script(Path(script), tuple(args)),
             coordinator=Coordinator(world, events=log),
-            preload=("everstep.membership.client",),
+            preload=(preload,),
         )
     print("OUTCOME", outcome.exit_code, outcome.why)
     sys.stdout.write(outcome.traceback or "")
@@ -78,22 +78,28 @@ class Job:
     """`run_local` in a process of its own."""
 
     def __init__(
-        self, folder: Path, *, body: str = "pass", after: str = "", steps: int = 8
+        self,
+        folder: Path,
+        *,
+        body: str = "pass",
+        after: str = "",
+        steps: int = 8,
+        preload: str = "everstep.membership.client",
     ) -> None:
         self.events_file = folder / "events.jsonl"
         script = write_script(folder, body=body, after=after)
         driver = folder / "driver.py"
         driver.write_text(dedent(RUN))
         self.process = subprocess.Popen(
-            [sys.executable, driver, script, self.events_file, str(steps)],
+            [sys.executable, driver, script, self.events_file, preload, str(steps)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join([*sys.path, str(TESTS)])},
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([*sys.path, str(TESTS), str(folder)])},
         )
 
-    def wait(self) -> tuple[int, str]:
-        output, _ = self.process.communicate(timeout=40)
+    def wait(self, *, within_s: float = 40) -> tuple[int, str]:
+        output, _ = self.process.communicate(timeout=within_s)
         return self.process.returncode, output
 
     def events(self, name: str) -> list[dict[str, object]]:

@@ -73,6 +73,16 @@ def test_a_signal_ends_every_process_and_frees_the_port(tmp_path: Path, number: 
         assert probe.connect_ex(("127.0.0.1", port)) != 0
 
 
+def test_a_signal_need_not_wait_for_imports(tmp_path: Path) -> None:
+    (tmp_path / "slow_to_import.py").write_text("import time; time.sleep(30)")
+    job = Job(tmp_path, preload="slow_to_import")
+    job.wait_events("agent_joined", 1)
+    job.process.send_signal(signal.SIGTERM)
+    code, output = job.wait(within_s=20)
+    assert code == 128 + signal.SIGTERM, output
+    assert job.events("worker_joined") == []
+
+
 def test_workers_die_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
     job = Job(tmp_path, body="time.sleep(0.05)", steps=10_000)
     job.wait_events("step", 2)

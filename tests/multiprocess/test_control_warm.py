@@ -90,6 +90,9 @@ def test_a_script_runs_as_python_would_run_it(nursery: Nursery, tmp_path: Path) 
 def test_exits_are_reported_with_the_code_or_the_signal(nursery: Nursery) -> None:
     os.close(nursery.spawn("import sys; sys.exit(3)").output)
     assert nursery.exit_code() == 3
+    complains = nursery.spawn("import sys; sys.exit('no data')")
+    assert read_all(complains) == "no data\n"
+    assert nursery.exit_code() == 1
     os.close(nursery.spawn("import os; os.kill(os.getpid(), 9)").output)
     assert nursery.exit_code() == -9
     sleeper = nursery.spawn("import time; time.sleep(60)")

@@ -28,7 +28,7 @@ from everstep.membership.traffic import Outcome
 KILL_AFTER_S = 2.0
 """From SIGTERM to SIGKILL."""
 
-LEAVE_WITHIN_S = 10.0
+LEAVE_WITHIN_S = 30.0
 """For workers to end by themselves when the job is done."""
 
 DRAIN_WITHIN_S = 1.0

@@ -21,11 +21,13 @@ from everstep.membership.messages import Failed
 
 
 def run_worker(order: Fork) -> int:
-    """Returns the exit code; SystemExit of the script passes through."""
+    """Returns the exit code."""
     _prepare(order)
     context = current_worker()
     try:
         runpy.run_path(order.script, run_name="__main__")
+    except SystemExit as leaving:
+        return _exit_code(leaving)
     except CoordinatorStopped:
         return 0  # the job is over, and the coordinator knows why
     except Exception as error:  # noqa: BLE001  whatever the user's code raises ends the job
@@ -35,6 +37,18 @@ def run_worker(order: Fork) -> int:
         if context is not None:
             context.close()
     return 0
+
+
+def _exit_code(leaving: SystemExit) -> int:
+    """As Python does it: a number is the code, anything else is an error message."""
+    match leaving.code:
+        case None:
+            return 0
+        case int(code):
+            return code
+        case message:
+            sys.stderr.write(f"{message}\n")
+            return 1
 
 
 def _prepare(order: Fork) -> None:

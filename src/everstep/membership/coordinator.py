@@ -90,6 +90,15 @@ class Coordinator:
 
     async def serve(self) -> Outcome:
         """Runs until the world has ended and the last messages are out."""
+        try:
+            outcome = await self._serve()
+        except BaseException as error:
+            self._ended.set_exception(error)
+            raise
+        self._ended.set_result(outcome)
+        return outcome
+
+    async def _serve(self) -> Outcome:
         self._loop = asyncio.get_running_loop()
         shape = self._world.shape
         fields = {"replicas": shape.replicas, "stages": shape.stages}
@@ -107,9 +116,7 @@ class Coordinator:
             for chore in chores:
                 chore.cancel()
             self._socket.close()
-        outcome = self._world.outcome or Outcome(exit_code=1, why="the server stopped")
-        self._ended.set_result(outcome)
-        return outcome
+        return self._world.outcome or Outcome(exit_code=1, why="the server stopped")
 
     def request_stop(self, why: str, *, exit_code: int) -> None:
         """Ends the job. From any thread; does nothing when it has ended."""
