@@ -1,0 +1,1 @@
+"""Worker processes on one node: a warm parent to fork them from, an agent to look after them."""

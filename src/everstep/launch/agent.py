@@ -1,0 +1,186 @@
+"""The agent: starts this node's workers, tells the coordinator when one ends, stops them all.
+
+One thread decides, from one queue of what happened: messages, exits, signals. It is (through the
+warm parent) the parent of its workers: when it dies, however, they die.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from everstep.core.errors import CoordinatorLost
+from everstep.launch.context import WorkerContext
+from everstep.launch.orders import Exited, Warm
+from everstep.launch.output import Output, Sink, write_line
+from everstep.launch.warm import PRELOAD, ParentGone, Script, WarmParent, WorkerProcess
+from everstep.membership import messages as m
+from everstep.membership.exits import describe_exit
+from everstep.membership.link import Link, LinkSettings, open_link
+from everstep.membership.traffic import Outcome
+
+KILL_AFTER_S = 2.0
+"""From SIGTERM to SIGKILL."""
+
+LEAVE_WITHIN_S = 30.0
+"""For workers to end by themselves when the job is done."""
+
+DRAIN_WITHIN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    address: str
+    """`HOST:PORT` of the coordinator."""
+
+    workers: int
+    """How many this node offers to run."""
+
+    token: str = field(default="", repr=False)
+    host: str | None = None
+    """The address at which workers elsewhere reach this node; None for the one that leads to the
+    coordinator."""
+
+    preload: tuple[str, ...] = PRELOAD
+
+
+@dataclass(frozen=True, slots=True)
+class _Closed:
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class _StopAsked:
+    outcome: Outcome
+
+
+_Happening: TypeAlias = m.ToAgent | Exited | Warm | ParentGone | _Closed | _StopAsked
+
+
+class Agent:
+    def __init__(self, script: Script, settings: AgentSettings, *, sink: Sink = write_line) -> None:
+        self._script = script
+        self._settings = settings
+        self._uid = f"agent-{uuid.uuid4().hex[:12]}"
+        self._output = Output(sink)
+        self._inbox: queue.SimpleQueue[_Happening] = queue.SimpleQueue()
+        self._is_warm = False
+        self._seats: list[m.Seat] = []
+        self._running: dict[str, tuple[m.Seat, WorkerProcess]] = {}
+        self._stopping: Outcome | None = None
+        self._deadline_s: float | None = None
+        self._bad_exit: Outcome | None = None
+
+    def run(self) -> Outcome:
+        """Until the coordinator or a signal says stop and every worker is gone."""
+        settings = self._settings
+        link_settings = LinkSettings(source_host=settings.host)
+        with WarmParent(self._inbox.put, preload=settings.preload) as parent:
+            link = open_link(
+                settings.address, "/agent", m.to_agent, token=settings.token, settings=link_settings
+            )
+            try:
+                link.start(on_message=self._inbox.put, on_closed=self._note_closed)
+                hello = m.AgentHello(uid=self._uid, host=link.local_host, workers=settings.workers)
+                link.send(hello)
+                return self._supervise(parent, link)
+            finally:
+                link.close()
+                self._output.wait_drained(timeout_s=DRAIN_WITHIN_S)
+
+    def request_stop(self, outcome: Outcome) -> None:
+        """From any thread, and from signal handlers."""
+        self._inbox.put(_StopAsked(outcome))
+
+    def _note_closed(self, why: str) -> None:
+        self._inbox.put(_Closed(why))
+
+    def _supervise(self, parent: WarmParent, link: Link[m.ToAgent]) -> Outcome:
+        while self._stopping is None or self._running:
+            try:
+                happening = self._inbox.get(timeout=self._patience_s())
+            except queue.Empty:
+                self._press(parent)
+            else:
+                self._handle(happening, parent, link)
+        # Training may be done and a script still end badly, in what it does afterwards.
+        return self._bad_exit or self._stopping if self._stopping.exit_code == 0 else self._stopping
+
+    def _handle(self, happening: _Happening, parent: WarmParent, link: Link[m.ToAgent]) -> None:
+        match happening:
+            case m.Spawn(seats):
+                self._seats += seats
+            case Warm():
+                self._is_warm = True
+            case Exited():
+                self._exited(happening, link)
+            case m.Stop(why, exit_code):
+                self._stop(Outcome(exit_code=exit_code, why=why), parent)
+            case _StopAsked(outcome):
+                self._stop(outcome, parent)
+            case _Closed(why):
+                error = CoordinatorLost(self._settings.address, why=why)
+                self._stop(Outcome(exit_code=1, why=str(error)), parent)
+            case ParentGone():
+                self._running.clear()
+                self._stop(Outcome(exit_code=1, why="the warm parent of the workers died"), parent)
+        # Forking before the parent is warm would block, and a signal would have to wait.
+        while self._is_warm and self._seats and self._stopping is None:
+            self._spawn(self._seats.pop(0), parent, link)
+
+    def _spawn(self, seat: m.Seat, parent: WarmParent, link: Link[m.ToAgent]) -> None:
+        uid = f"{self._uid}-{seat.number}-{uuid.uuid4().hex[:6]}"
+        context = WorkerContext(
+            coordinator=self._settings.address,
+            uid=uid,
+            number=seat.number,
+            host=self._settings.host or link.local_host,
+            token=self._settings.token,
+        )
+        process = parent.spawn(
+            self._script,
+            uid=uid,
+            environment=context.environment(),
+            num_threads=max(1, len(os.sched_getaffinity(0)) // self._settings.workers),
+        )
+        self._running[uid] = seat, process
+        self._output.follow(process.output, label=seat.label)
+
+    def _exited(self, exited: Exited, link: Link[m.ToAgent]) -> None:
+        seat, _ = self._running.pop(exited.uid)
+        with suppress(CoordinatorLost):  # a _Closed is in the queue
+            link.send(
+                m.WorkerExited(uid=exited.uid, number=seat.number, pid=exited.pid, code=exited.code)
+            )
+        if exited.code != 0 and self._bad_exit is None:
+            why = f"worker {seat.label} (pid {exited.pid}): {describe_exit(exited.code)}"
+            self._bad_exit = Outcome(exit_code=1, why=why)
+
+    def _stop(self, outcome: Outcome, parent: WarmParent) -> None:
+        if self._stopping is not None:
+            # Said again: the Stop that follows a signal, a closed connection, or an impatient user.
+            return
+        self._stopping = outcome
+        if outcome.exit_code == 0:
+            self._deadline_s = time.monotonic() + LEAVE_WITHIN_S
+        else:
+            self._signal_all(parent, signal.SIGTERM)
+            self._deadline_s = time.monotonic() + KILL_AFTER_S
+
+    def _patience_s(self) -> float | None:
+        return None if self._deadline_s is None else max(0.0, self._deadline_s - time.monotonic())
+
+    def _press(self, parent: WarmParent) -> None:
+        """Whoever is still there after its time is killed."""
+        self._signal_all(parent, signal.SIGKILL)
+        self._deadline_s = time.monotonic() + KILL_AFTER_S
+
+    def _signal_all(self, parent: WarmParent, number: int) -> None:
+        for _, process in self._running.values():
+            parent.signal(process, number)

@@ -1,0 +1,174 @@
+"""The worker's side: what the coordinator has said so far, and waiting for what it says next.
+
+The link's thread notes each message; the training thread waits on a condition. It knows nothing of
+groups: `on_halt` is called on the link's thread, at once, for whoever must free blocked calls.
+Invariant: Resumes are taken one by one. The coordinator sends the next only after this worker's
+Halted, so a Resume, and the redo in it, is never skipped.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import TypeVar
+
+from everstep.core.errors import (
+    CoordinatorLost,
+    CoordinatorStopped,
+    GenerationEnded,
+    WaitTimedOut,
+)
+from everstep.membership import messages as m
+from everstep.membership.link import Link, LinkSettings, open_link
+
+OnHalt = Callable[[m.Halt], None]
+
+WATERMARK_WITHIN_S = 600.0
+"""Longer than any step: the coordinator watches over stuck workers, this is the last resort."""
+
+Awaited = TypeVar("Awaited")
+
+
+class Client:
+    """One worker's conversation with the coordinator."""
+
+    def __init__(self, link: Link[m.ToWorker], *, on_halt: OnHalt | None = None) -> None:
+        self.on_halt = on_halt
+        self._link = link
+        self._news = threading.Condition()
+        self._welcome: m.Welcome | None = None
+        self._resume: m.Resume | None = None
+        self._halt: m.Halt | None = None
+        self._replan: m.Replan | None = None
+        self._watermark = -1
+        self._stop: m.Stop | None = None
+        self._closed_why: str | None = None
+        link.start(on_message=self._note, on_closed=self._note_closed)
+
+    @property
+    def local_host(self) -> str:
+        return self._link.local_host
+
+    def send(self, message: m.FromWorker) -> None:
+        self._link.send(message)
+
+    def wait_welcome(self, *, timeout_s: float = 60.0) -> m.Welcome:
+        return self._wait(lambda: self._welcome, "Welcome", timeout_s)
+
+    def wait_resume(self, *, after_generation: int, timeout_s: float = 600.0) -> m.Resume:
+        """The Resume of a later generation, even when that one was halted again meanwhile."""
+
+        def newer() -> m.Resume | None:
+            resume = self._resume
+            return resume if resume and resume.generation > after_generation else None
+
+        what = f"Resume after generation {after_generation}"
+        return self._wait(newer, what, timeout_s)
+
+    def wait_watermark(self, step: int, *, timeout_s: float = WATERMARK_WITHIN_S) -> None:
+        """Returns when every live worker finished `step`. At once for step -1."""
+
+        def reached() -> bool | None:
+            self._raise_if_halted()
+            return True if self._watermark >= step else None
+
+        self._wait(reached, f"Watermark({step})", timeout_s)
+
+    def raise_if_halted(self) -> None:
+        """For the boundaries between actions."""
+        with self._news:
+            self._raise_if_halted()
+            self._raise_if_gone()
+
+    def take_replan(self, step: int) -> m.Replan | None:
+        """The plan to run from `step` on, once, when it changed."""
+        with self._news:
+            replan = self._replan
+            if replan is None or replan.from_step > step:
+                return None
+            self._replan = None
+            return replan
+
+    def close(self) -> None:
+        self._link.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _wait(self, look: Callable[[], Awaited | None], what: str, timeout_s: float) -> Awaited:
+        found: Awaited | None = None
+
+        def is_over() -> bool:
+            nonlocal found
+            found = look()
+            return found is not None or self._stop is not None or self._closed_why is not None
+
+        with self._news:
+            if not self._news.wait_for(is_over, timeout_s):
+                source = f"the coordinator at {self._link.address}"
+                raise WaitTimedOut(what, source=source, after_s=timeout_s)
+            if found is None:
+                self._raise_if_gone()
+            assert found is not None
+            return found
+
+    def _raise_if_halted(self) -> None:
+        if self._halt is not None:
+            raise GenerationEnded(self._halt.generation, why=self._halt.why)
+
+    def _raise_if_gone(self) -> None:
+        if self._stop is not None:
+            raise CoordinatorStopped(self._stop.why, exit_code=self._stop.exit_code)
+        if self._closed_why is not None:
+            raise CoordinatorLost(self._link.address, why=self._closed_why)
+
+    def _note(self, message: m.ToWorker) -> None:
+        with self._news:
+            match message:
+                case m.Welcome():
+                    self._welcome = message
+                case m.Resume():
+                    self._resume = message
+                    self._halt = self._replan = None
+                    self._watermark = message.step - 1
+                case m.Replan():
+                    self._replan = message
+                case m.Watermark():
+                    self._watermark = message.step
+                case m.Halt():
+                    self._halt = message
+                case m.Stop():
+                    self._stop = message
+            self._news.notify_all()
+        # Outside the lock: whoever it frees may ask this client why at once.
+        if isinstance(message, m.Halt) and self.on_halt is not None:
+            self.on_halt(message)
+
+    def _note_closed(self, why: str) -> None:
+        with self._news:
+            self._closed_why = why
+            self._news.notify_all()
+
+
+def connect(
+    address: str,
+    *,
+    hello: m.Hello,
+    token: str = "",
+    on_halt: OnHalt | None = None,
+    settings: LinkSettings | None = None,
+) -> Client:
+    """Connects to the coordinator at `HOST:PORT` and says Hello."""
+    link = open_link(address, "/worker", m.to_worker, token=token, settings=settings)
+    client = Client(link, on_halt=on_halt)
+    client.send(hello)
+    return client

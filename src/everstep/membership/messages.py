@@ -1,0 +1,320 @@
+"""The messages between workers, agents and the coordinator, and their bytes.
+
+MessagePack of typed, closed structs: a frame that is too large, has an unknown field or a wrong
+type is refused before anything acts on it. Nothing here runs code from the wire. Tokens and the
+protocol version are checked at the handshake (see access.py), before the first message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Generic, TypeAlias, TypeVar
+
+import msgspec
+
+from everstep.core.errors import MessageInvalid
+from everstep.core.ids import WorkerId
+from everstep.schedule.actions import Action, Kind
+
+VERSION = 1
+"""Raised whenever a message changes: both ends of a connection must have the same."""
+
+SUBPROTOCOL = f"everstep.v{VERSION}"
+"""The name under which the WebSocket handshake agrees on VERSION."""
+
+MAX_MESSAGE_BYTES = 16 << 20
+"""A Resume for 4,096 workers takes under 1 MiB."""
+
+ActionRow: TypeAlias = tuple[Kind, int, int, int | None, int | None]
+"""Kind, replica and micro-batch, then the replicas of the peers to receive from and to send to.
+The peers' stages follow from the kind: F goes down the pipeline, B up."""
+
+
+class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    pass
+
+
+class _Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Part of a message."""
+
+
+class ClipMode(StrEnum):
+    SYNCHRONOUS = "synchronous"
+    POST_VALIDATED = "post-validated"
+
+
+class JobFacts(_Value, frozen=True, kw_only=True):
+    """What the coordinator must know of a job, and all workers must agree on."""
+
+    microbatches: int
+    steps: int
+    batch_size: int
+    seed: int
+    digest: str
+    """Of everything else that must be equal, so that workers with differing scripts are refused."""
+
+    in_flight: tuple[int, ...] | None = None
+    """Micro-batches each stage may hold; None for no limit."""
+
+    clip_norm: float | None = None
+    clip_mode: ClipMode = ClipMode.SYNCHRONOUS
+
+
+class StageProfile(_Value, frozen=True, kw_only=True):
+    """Measured seconds: of one micro-batch for F, B, W and transfer, of one step for the others."""
+
+    forward: float
+    input_gradient: float
+    weight_gradient: float
+    transfer: float
+    reduction: float
+    optimizer: float
+
+
+class RollBack(_Value, frozen=True):
+    """Undo `step`, scale its gradients, and take it again."""
+
+    step: int
+    scale: float
+
+
+class Member(_Value, frozen=True, kw_only=True):
+    """One worker of a generation and where its data channels listen."""
+
+    replica: int
+    stage: int
+    uid: str
+    data_address: str
+
+
+class Meeting(_Value, frozen=True, kw_only=True):
+    """Where the process groups of a generation meet, and the token of its data channels."""
+
+    host: str
+    port: int
+    token: str = ""
+
+
+class Seat(_Value, frozen=True):
+    """A worker to start: its number, and how its output is marked."""
+
+    number: int
+    label: str
+
+
+# From a worker.
+
+
+class Hello(_Message, frozen=True, kw_only=True):
+    uid: str
+    """Names the process for its whole life; never used twice."""
+
+    number: int
+    """Which of the job's workers it was started as."""
+
+    pid: int
+    host: str
+    data_address: str
+
+
+class Ready(_Message, frozen=True):
+    job: JobFacts
+
+
+class StepDone(_Message, frozen=True, kw_only=True):
+    generation: int
+    step: int
+    seconds: float
+    loss: float | None = None
+    metrics: dict[str, float] = {}
+    norm_squared: float | None = None
+    """Of this stage's whole gradient, before clipping. Needed for post-validated clipping only."""
+
+    breakdown: dict[str, float] = {}
+    """Where the seconds went."""
+
+
+class Profile(_Message, frozen=True):
+    generation: int
+    durations: StageProfile
+
+
+class Halted(_Message, frozen=True):
+    generation: int
+    finished_step: int
+    """The last step whose optimizer step was taken; -1 before the first."""
+
+
+class Failed(_Message, frozen=True):
+    """The user's code raised."""
+
+    traceback: str
+    where: str
+
+
+class Finished(_Message, frozen=True):
+    """All steps are done. The process may live on for what the script does after training."""
+
+
+class Heartbeat(_Message, frozen=True):
+    pass
+
+
+# From an agent.
+
+
+class AgentHello(_Message, frozen=True, kw_only=True):
+    uid: str
+    host: str
+    workers: int
+    """How many it offers to run."""
+
+
+class WorkerExited(_Message, frozen=True, kw_only=True):
+    uid: str
+    number: int
+    pid: int
+    code: int
+    """As of `subprocess`: minus the signal's number when a signal ended it."""
+
+
+# From the coordinator.
+
+
+class Welcome(_Message, frozen=True, kw_only=True):
+    replica: int
+    stage: int
+    replicas: int
+    stages: int
+
+
+class Resume(_Message, frozen=True, kw_only=True):
+    """Train in `generation`. Says Watermark(step - 1) too: everybody finished what was before."""
+
+    generation: int
+    step: int
+    """The next to run."""
+
+    actions: tuple[ActionRow, ...]
+    members: tuple[Member, ...]
+    meeting: Meeting
+    profile_steps: int = 0
+    """Measure so many more steps, then send a Profile; 0 when none is wanted."""
+
+    redo: RollBack | None = None
+    """To be done first, even when this generation has already been halted again."""
+
+
+class Replan(_Message, frozen=True, kw_only=True):
+    """From `from_step` on, run these actions instead."""
+
+    generation: int
+    from_step: int
+    actions: tuple[ActionRow, ...]
+
+
+class Watermark(_Message, frozen=True):
+    """Every live worker finished `step`."""
+
+    generation: int
+    step: int
+
+
+class Halt(_Message, frozen=True):
+    generation: int
+    why: str
+
+
+class Stop(_Message, frozen=True):
+    """The job is over. To workers and to agents."""
+
+    why: str
+    exit_code: int
+
+
+class Spawn(_Message, frozen=True):
+    seats: tuple[Seat, ...]
+
+
+FromWorker: TypeAlias = Hello | Ready | StepDone | Profile | Halted | Failed | Finished | Heartbeat
+FromAgent: TypeAlias = AgentHello | WorkerExited | Heartbeat
+ToWorker: TypeAlias = Welcome | Resume | Replan | Watermark | Halt | Stop
+ToAgent: TypeAlias = Spawn | Stop
+Message: TypeAlias = FromWorker | FromAgent | ToWorker | ToAgent
+
+Incoming = TypeVar("Incoming")
+
+
+class Decoder(Generic[Incoming]):
+    """Reads the messages that may come from one kind of peer."""
+
+    def __init__(self, messages: object) -> None:
+        self._decoder: msgspec.msgpack.Decoder[Incoming] = msgspec.msgpack.Decoder(messages)
+
+    def decode(self, frame: bytes | str) -> Incoming:
+        if isinstance(frame, str):
+            raise MessageInvalid("it is text, and messages are binary", size_bytes=len(frame))
+        _check_size(len(frame))
+        try:
+            return self._decoder.decode(frame)
+        except msgspec.MsgspecError as error:
+            raise MessageInvalid(str(error), size_bytes=len(frame)) from None
+
+
+from_worker: Decoder[FromWorker] = Decoder(FromWorker)
+from_agent: Decoder[FromAgent] = Decoder(FromAgent)
+to_worker: Decoder[ToWorker] = Decoder(ToWorker)
+to_agent: Decoder[ToAgent] = Decoder(ToAgent)
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(message: Message) -> bytes:
+    frame = _encoder.encode(message)
+    _check_size(len(frame))
+    return frame
+
+
+def _check_size(size_bytes: int) -> None:
+    if size_bytes > MAX_MESSAGE_BYTES:
+        raise MessageInvalid(f"the limit is {MAX_MESSAGE_BYTES} bytes", size_bytes=size_bytes)
+
+
+def pack_actions(actions: Iterable[Action]) -> tuple[ActionRow, ...]:
+    """A worker's actions as rows. Planned times stay behind: the order is what counts."""
+    return tuple(
+        (
+            action.kind,
+            action.replica,
+            action.microbatch,
+            None if action.receives_from is None else action.receives_from.replica,
+            None if action.sends_to is None else action.sends_to.replica,
+        )
+        for action in actions
+    )
+
+
+def unpack_actions(rows: Iterable[ActionRow], *, worker: WorkerId) -> tuple[Action, ...]:
+    return tuple(_unpack(row, worker) for row in rows)
+
+
+def _unpack(row: ActionRow, worker: WorkerId) -> Action:
+    kind, replica, microbatch, receives_from, sends_to = row
+    # W has no peers, so its direction is of no matter.
+    downstream = 1 if kind is Kind.FORWARD else -1
+    return Action(
+        kind=kind,
+        stage=worker.stage,
+        replica=replica,
+        microbatch=microbatch,
+        worker=worker,
+        receives_from=_peer(receives_from, worker.stage - downstream),
+        sends_to=_peer(sends_to, worker.stage + downstream),
+        start=0.0,
+        end=0.0,
+    )
+
+
+def _peer(replica: int | None, stage: int) -> WorkerId | None:
+    return None if replica is None else WorkerId(replica, stage)

@@ -1,0 +1,122 @@
+"""Who is here: workers by uid and by place, and the agents that run them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from everstep.core.errors import ConfigError
+from everstep.core.ids import WorkerId
+from everstep.membership.messages import Hello, JobFacts, Member, Seat, StageProfile
+from everstep.membership.states import GONE_STATES, Happening, State, after
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The grid of places."""
+
+    replicas: int
+    stages: int
+
+    def __post_init__(self) -> None:
+        for name in ("replicas", "stages"):
+            if getattr(self, name) < 1:
+                raise ConfigError(name, getattr(self, name), "must be at least 1")
+
+    @property
+    def num_workers(self) -> int:
+        return self.replicas * self.stages
+
+    def place(self, number: int) -> WorkerId | None:
+        """The place of worker `number`; None for numbers beyond the grid."""
+        if not 0 <= number < self.num_workers:
+            return None
+        return WorkerId(*divmod(number, self.stages))
+
+    def places(self) -> list[WorkerId]:
+        return [WorkerId(r, s) for r in range(self.replicas) for s in range(self.stages)]
+
+
+@dataclass(slots=True)
+class Worker:
+    """One process, from its Hello on."""
+
+    hello: Hello
+    place: WorkerId | None
+    """None: it waits for one."""
+
+    heard_s: float
+    state: State = State.JOINING
+    job: JobFacts | None = None
+    profile: StageProfile | None = None
+    finished_step: int = -1
+
+    @property
+    def uid(self) -> str:
+        return self.hello.uid
+
+    @property
+    def is_here(self) -> bool:
+        return self.state not in GONE_STATES
+
+    def move(self, happening: Happening) -> None:
+        self.state = after(self.state, happening)
+
+    def __str__(self) -> str:
+        where = "without a place" if self.place is None else str(self.place)
+        return f"worker {where} (pid {self.hello.pid} on {self.hello.host})"
+
+
+@dataclass(slots=True)
+class AgentRecord:
+    host: str
+    seats: tuple[Seat, ...]
+    is_here: bool = True
+
+
+@dataclass(slots=True)
+class Roster:
+    shape: Shape
+    workers: dict[str, Worker] = field(default_factory=dict)
+    """By uid, in the order they came; the lost stay, so that they are known when they wake up."""
+
+    agents: dict[str, AgentRecord] = field(default_factory=dict)
+
+    def add(self, hello: Hello, *, now_s: float) -> Worker:
+        """Takes the place of its number, or none when that is taken."""
+        place = self.shape.place(hello.number)
+        if place in self.placed():
+            place = None
+        worker = Worker(hello, place, now_s)
+        self.workers[hello.uid] = worker
+        return worker
+
+    def here(self) -> list[Worker]:
+        return [worker for worker in self.workers.values() if worker.is_here]
+
+    def placed(self) -> dict[WorkerId, Worker]:
+        """The live workers by place, in the order of places."""
+        by_place = {worker.place: worker for worker in self.here() if worker.place is not None}
+        return {place: by_place[place] for place in sorted(by_place)}
+
+    def members(self) -> tuple[Member, ...]:
+        return tuple(
+            Member(
+                replica=place.replica,
+                stage=place.stage,
+                uid=worker.uid,
+                data_address=worker.hello.data_address,
+            )
+            for place, worker in self.placed().items()
+        )
+
+    def seats_for(self, *, offered: int) -> tuple[Seat, ...]:
+        """The numbers an agent is to start, after those that others were given."""
+        first = sum(len(agent.seats) for agent in self.agents.values())
+        last = min(first + offered, self.shape.num_workers)
+        return tuple(Seat(number, str(self.shape.place(number))) for number in range(first, last))
+
+    def unjoined(self, agent: AgentRecord) -> Iterator[int]:
+        """Numbers the agent was told to start whose workers have not said Hello."""
+        joined = {worker.hello.number for worker in self.workers.values()}
+        return (seat.number for seat in agent.seats if seat.number not in joined)
