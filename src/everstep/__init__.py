@@ -1,1 +1,44 @@
-"""everstep trains PyTorch models through failures and never loses a step."""
+"""everstep trains PyTorch models through failures and never loses a step.
+
+Public names are loaded when they are first used, so that `import everstep` is fast.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from everstep.core.errors import EverstepError as EverstepError
+    from everstep.membership.messages import ClipMode as ClipMode
+    from everstep.recovery.undo import Keep as Keep
+    from everstep.recovery.undo import undo as undo
+    from everstep.train.job import Job as Job
+    from everstep.train.run import Run as Run
+    from everstep.train.run import Step as Step
+    from everstep.train.wiring import train as train
+
+_HOMES = {
+    "ClipMode": "everstep.membership.messages",
+    "EverstepError": "everstep.core.errors",
+    "Job": "everstep.train.job",
+    "Keep": "everstep.recovery.undo",
+    "Run": "everstep.train.run",
+    "Step": "everstep.train.run",
+    "train": "everstep.train.wiring",
+    "undo": "everstep.recovery.undo",
+}
+
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> object:
+    try:
+        home = _HOMES[name]
+    except KeyError:
+        raise AttributeError(f"module 'everstep' has no attribute {name!r}") from None
+    return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

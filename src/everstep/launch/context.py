@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from everstep.membership.client import Client, OnHalt, connect
@@ -29,6 +29,8 @@ class WorkerContext:
     client: Client | None = None
     """Stays open until the script has ended, so that a late exception can still be reported."""
 
+    _callbacks: list[Callable[[], None]] = field(default_factory=list, repr=False)
+
     def connect(self, *, data_address: str, on_halt: OnHalt | None = None) -> Client:
         """Says Hello. Once per process: the coordinator knows a process by its uid."""
         assert self.client is None, "this worker is connected already"
@@ -42,7 +44,13 @@ class WorkerContext:
         self.client = connect(self.coordinator, hello=hello, token=self.token, on_halt=on_halt)
         return self.client
 
+    def on_close(self, callback: Callable[[], None]) -> None:
+        """Runs `callback` when the script has ended, before the connection closes."""
+        self._callbacks.append(callback)
+
     def close(self) -> None:
+        while self._callbacks:
+            self._callbacks.pop()()
         if self.client is not None:
             self.client.close()
 

@@ -1,0 +1,72 @@
+"""The coordinator of a job with its planner and its store: what `everstep run` starts."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from everstep.core.events import EventLog
+from everstep.membership.access import Bind
+from everstep.membership.coordinator import Coordinator
+from everstep.membership.messages import Meeting
+from everstep.membership.planning import PlanRequest
+from everstep.membership.roster import Shape
+from everstep.membership.world import World, WorldSettings
+from everstep.schedule.durations import Durations, StageDurations
+from everstep.schedule.plan import Plan
+from everstep.schedule.planner import Effort, plan
+from everstep.schedule.problem import Problem
+
+PLAN_EFFORT = Effort(improve_s=0.05)
+"""Little: at failure time everybody waits for the plan."""
+
+
+@contextmanager
+def coordinator_of(
+    shape: Shape, *, bind: Bind, events: EventLog, settings: WorldSettings | None = None
+) -> Iterator[Coordinator]:
+    """Listens, with the store beside it; the caller serves it."""
+    # Loads torch, which the planner's commands must not.
+    from everstep.comm.store import start_store
+
+    with start_store(bind.host) as store:
+        meeting = Meeting(
+            host=store.address.host, port=store.address.port, token=secrets.token_hex(16)
+        )
+        world = World(shape, settings, planner=plan_for, meeting=meeting)
+        yield Coordinator(world, events=events, bind=bind)
+
+
+def plan_for(request: PlanRequest) -> Plan:
+    """The planner's answer to the coordinator's question."""
+    return plan(
+        Problem(
+            replicas=request.replicas,
+            stages=request.stages,
+            microbatches=request.microbatches,
+            lost=request.lost,
+            durations=_durations(request),
+            in_flight=request.in_flight,
+        ),
+        PLAN_EFFORT,
+    )
+
+
+def _durations(request: PlanRequest) -> Durations:
+    if request.durations is None:
+        return Durations.uniform(request.stages)
+    profiles = request.durations
+    return Durations(
+        stages=tuple(
+            StageDurations(
+                forward=profile.forward,
+                input_gradient=profile.input_gradient,
+                weight_gradient=profile.weight_gradient,
+            )
+            for profile in profiles
+        ),
+        transfer=max(profile.transfer for profile in profiles),
+        reduction=max(profile.reduction for profile in profiles),
+        optimizer=max(profile.optimizer for profile in profiles),
+    )
