@@ -1,0 +1,154 @@
+"""The receiving end of one channel: messages are read ahead into a bounded queue.
+
+Reading ahead is what "receives are posted early" means here: the next tensors are in our memory
+while the worker computes. The process's `Reader` does it, for all channels. A worker that waits for
+a message reads the stream itself: being woken by another thread would cost more than the message.
+So while somebody waits, the stream is taken off the reader's watch; whose turn it is to read, a lock
+says. Order is kept because only the holder of the turn reads and fills the queue.
+
+What was read before the peer closed stays deliverable, in order; the end of the stream is an error
+only for whoever needs more.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections import deque
+
+from everstep.comm.framing import Direction
+from everstep.comm.reader import Reader
+from everstep.comm.reading import End, Message, messages
+from everstep.comm.streams import cut, is_readable, say_bye
+from everstep.core.errors import GenerationEnded, PeerLost, PeerSilent, ProtocolViolation
+from everstep.core.ids import WorkerId
+
+
+class Inbox:
+    def __init__(
+        self,
+        stream: socket.socket,
+        *,
+        generation: int,
+        peer: WorkerId,
+        direction: Direction,
+        read_ahead: int,
+        reader: Reader,
+    ) -> None:
+        self._stream = stream
+        self._generation = generation
+        self._peer = peer
+        self._direction = direction
+        self._read_ahead = read_ahead
+        self._reader = reader
+        self._messages = messages(stream)
+        self._turn = threading.Lock()
+        self._lock = threading.Lock()
+        self._queue: deque[Message] = deque()
+        self._is_awaited = False
+        self._is_watched = False
+        self._has_ended = False
+        self._end: End | None = None
+        with self._lock:
+            self._update_watch()
+
+    def get(self, key: str, *, timeout_s: float) -> Message:
+        """The next message, which must have this key."""
+        began_s = time.monotonic()
+        message = self._pop() or self._read_myself(deadline_s=began_s + timeout_s)
+        waited_s = time.monotonic() - began_s
+        if self._has_ended:
+            raise GenerationEnded(self._generation)
+        if message is None:
+            raise self._nothing_came(key, waited_s=waited_s)
+        if message.key != key:
+            raise ProtocolViolation(
+                f"worker {self._peer} sent {self._direction} {message.key!r}"
+                f" where {key!r} was expected"
+            )
+        return message
+
+    def end(self) -> None:
+        """Frees whoever waits here, at once. Idempotent, from any thread."""
+        with self._lock:
+            if self._has_ended:
+                return
+            self._has_ended = True
+            self._update_watch()
+        say_bye(self._stream)
+        cut(self._stream)
+
+    def close(self) -> None:
+        self.end()
+        with self._turn:  # The reader may be half-way through a read.
+            self._stream.close()
+        self._queue.clear()
+
+    def _pop(self) -> Message | None:
+        with self._lock:
+            if not self._queue:
+                return None
+            message = self._queue.popleft()
+            self._update_watch()
+            return message
+
+    def _read_myself(self, *, deadline_s: float) -> Message | None:
+        with self._lock:
+            self._is_awaited = True
+            self._update_watch()
+        try:
+            with self._turn:  # Nobody holds it while waiting for bytes, except here.
+                return self._pop() or self._next(deadline_s=deadline_s)
+        finally:
+            with self._lock:
+                self._is_awaited = False
+                self._update_watch()
+
+    def _next(self, *, deadline_s: float) -> Message | None:
+        """Reads until a message is whole. None at the deadline and when no more will come."""
+        while not self._has_ended and self._end is None:
+            match next(self._messages):
+                case Message() as message:
+                    return message
+                case End() as end:
+                    self._end = end
+                case None:
+                    left_s = deadline_s - time.monotonic()
+                    if left_s <= 0 or not is_readable(self._stream, timeout_s=left_s):
+                        return None
+        return None
+
+    def _read_without_waiting(self) -> None:
+        """What the reader does when bytes have arrived that nobody waits for."""
+        with self._turn:
+            message = self._next(deadline_s=0.0)
+            with self._lock:
+                if message is not None:
+                    self._queue.append(message)
+                self._update_watch()
+
+    def _update_watch(self) -> None:
+        """Call with the lock held, after any change to what it looks at."""
+        should_watch = (
+            not self._is_awaited
+            and not self._has_ended
+            and self._end is None
+            and len(self._queue) < self._read_ahead
+        )
+        if should_watch and not self._is_watched:
+            self._reader.watch(self._stream, self._read_without_waiting)
+        elif self._is_watched and not should_watch:
+            self._reader.unwatch(self._stream)
+        self._is_watched = should_watch
+
+    def _nothing_came(self, key: str, *, waited_s: float) -> Exception:
+        match self._end:
+            case None:
+                awaited = f"{self._direction} {key!r}"
+                return PeerSilent([self._peer], awaited=awaited, waited_s=waited_s)
+            case End(is_violation=True, cause=cause):
+                return ProtocolViolation(f"worker {self._peer} sent {cause}")
+            case End(cause=cause, has_left=has_left):
+                during = f"receive of {self._direction} {key!r}"
+                return PeerLost([self._peer], during=during, cause=cause, has_left=has_left)
