@@ -8,7 +8,7 @@ the peer's worker has not taken. A plan keeps at most its in-flight limit of mic
 F and W on a worker, and each has at most one activation and one gradient under way; so with
 `capacity` at or above that limit no send ever blocks, and the queues behave as unbounded ones. How
 far the receiver reads ahead plays no part: what it leaves unread stays queued at the sender, by
-reference. Each channel has its own stream and is read without waiting, so a slow peer holds up nobody else. A
+reference. Each channel has its own stream, so a slow peer holds up nobody else. A
 caller that does go beyond `capacity` (a state copied in chunks) gets back-pressure, with a timeout.
 """
 

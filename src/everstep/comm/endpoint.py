@@ -185,6 +185,7 @@ class Endpoint:
                     peer=peer,
                     direction=direction,
                     capacity=limits.capacity,
+                    reader=reader,
                 )
                 for (peer, direction), stream in outgoing.items()
             },

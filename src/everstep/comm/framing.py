@@ -121,8 +121,6 @@ _decoder: msgspec.msgpack.Decoder[Header] = msgspec.msgpack.Decoder(Header)
 
 def encode(header: Header) -> bytes:
     """The frame up to and including its header."""
-    if isinstance(header, Payload):
-        check_payload(header)
     body = _encoder.encode(header)
     if len(body) > MAX_HEADER_BYTES:
         raise ProtocolViolation(f"a header of {len(body)} bytes (limit {MAX_HEADER_BYTES})")

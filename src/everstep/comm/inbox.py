@@ -1,10 +1,10 @@
 """The receiving end of one channel: messages are read ahead into a bounded queue.
 
 Reading ahead is what "receives are posted early" means here: the next tensors are in our memory
-while the worker computes. The process's `Reader` does it, for all channels. A worker that waits for
-a message reads the stream itself: being woken by another thread would cost more than the message.
-So while somebody waits, the stream is taken off the reader's watch; whose turn it is to read, a lock
-says. Order is kept because only the holder of the turn reads and fills the queue.
+while the worker computes. The generation's `Reader` does it, for all channels. A worker that waits
+for a message reads the stream itself, because being woken by another thread costs more than the
+message; while it waits, the stream is off the reader's watch. A lock says whose turn it is to read,
+and order is kept because only the holder of the turn reads and fills the queue.
 
 What was read before the peer closed stays deliverable, in order; the end of the stream is an error
 only for whoever needs more.
@@ -19,8 +19,8 @@ from collections import deque
 
 from everstep.comm.framing import Direction
 from everstep.comm.reader import Reader
-from everstep.comm.reading import End, Message, messages
-from everstep.comm.streams import cut, is_readable, say_bye
+from everstep.comm.reading import End, Message, Source, messages
+from everstep.comm.streams import cut, limit_waits, say_bye
 from everstep.core.errors import GenerationEnded, PeerLost, PeerSilent, ProtocolViolation
 from everstep.core.ids import WorkerId
 
@@ -42,7 +42,8 @@ class Inbox:
         self._direction = direction
         self._read_ahead = read_ahead
         self._reader = reader
-        self._messages = messages(stream)
+        self._source = Source(stream)
+        self._messages = messages(self._source)
         self._turn = threading.Lock()
         self._lock = threading.Lock()
         self._queue: deque[Message] = deque()
@@ -99,30 +100,41 @@ class Inbox:
             self._update_watch()
         try:
             with self._turn:  # Nobody holds it while waiting for bytes, except here.
-                return self._pop() or self._next(deadline_s=deadline_s)
+                return self._pop() or self._wait_for_next(deadline_s)
         finally:
             with self._lock:
                 self._is_awaited = False
                 self._update_watch()
 
-    def _next(self, *, deadline_s: float) -> Message | None:
-        """Reads until a message is whole. None at the deadline and when no more will come."""
-        while not self._has_ended and self._end is None:
-            match next(self._messages):
-                case Message() as message:
+    def _wait_for_next(self, deadline_s: float) -> Message | None:
+        self._source.may_wait = True
+        try:
+            while (left_s := deadline_s - time.monotonic()) > 0 and not self._is_over():
+                limit_waits(self._stream, left_s)
+                message = self._next()
+                if message is not None:
                     return message
-                case End() as end:
-                    self._end = end
-                case None:
-                    left_s = deadline_s - time.monotonic()
-                    if left_s <= 0 or not is_readable(self._stream, timeout_s=left_s):
-                        return None
-        return None
+            return None
+        finally:
+            self._source.may_wait = False
+
+    def _next(self) -> Message | None:
+        """Reads on. None when bytes are missing still and when no more will come."""
+        if self._is_over():
+            return None
+        found = next(self._messages)
+        if isinstance(found, End):
+            self._end = found
+            return None
+        return found
+
+    def _is_over(self) -> bool:
+        return self._has_ended or self._end is not None
 
     def _read_without_waiting(self) -> None:
         """What the reader does when bytes have arrived that nobody waits for."""
         with self._turn:
-            message = self._next(deadline_s=0.0)
+            message = self._next()
             with self._lock:
                 if message is not None:
                     self._queue.append(message)
@@ -131,10 +143,7 @@ class Inbox:
     def _update_watch(self) -> None:
         """Call with the lock held, after any change to what it looks at."""
         should_watch = (
-            not self._is_awaited
-            and not self._has_ended
-            and self._end is None
-            and len(self._queue) < self._read_ahead
+            not self._is_awaited and not self._is_over() and len(self._queue) < self._read_ahead
         )
         if should_watch and not self._is_watched:
             self._reader.watch(self._stream, self._read_without_waiting)

@@ -13,11 +13,13 @@ from collections import deque
 from collections.abc import Sequence
 
 from everstep.comm.framing import Direction
+from everstep.comm.reader import Reader
+from everstep.comm.reading import End
 from everstep.comm.streams import cut, say_bye, send_all, send_some
 from everstep.core.errors import GenerationEnded, PeerLost, PeerSilent
 from everstep.core.ids import WorkerId
 
-INLINE_BYTES = 64 << 10
+INLINE_BYTES = 256 << 10
 """Up to this size the caller sends itself; copying more into the kernel would hold up its work."""
 
 _JOIN_S = 5.0
@@ -32,6 +34,7 @@ class Outbox:
         peer: WorkerId,
         direction: Direction,
         capacity: int,
+        reader: Reader,
     ) -> None:
         self._stream = stream
         self._generation = generation
@@ -41,7 +44,9 @@ class Outbox:
         self._queue: deque[Sequence[memoryview]] = deque()
         self._changed = threading.Condition()
         self._has_ended = False
-        self._broken_by: str | None = None
+        self._broken_by: End | None = None
+        self._reader = reader
+        reader.watch(stream, self._hear_end)
         self._thread: threading.Thread | None = None
 
     def put(self, buffers: Sequence[memoryview], *, key: str, timeout_s: float) -> None:
@@ -54,7 +59,6 @@ class Outbox:
             if not has_room:
                 awaited = f"room to send {self._direction} {key!r} ({self._capacity} queued)"
                 raise PeerSilent([self._peer], awaited=awaited, waited_s=timeout_s)
-            self._listen_for_end(key)
             left = self._send_inline(buffers, key=key)
             if left:
                 self._queue.append(left)
@@ -97,20 +101,22 @@ class Outbox:
         if self._has_ended:
             raise GenerationEnded(self._generation)
         if self._broken_by is not None:
-            raise self._lost(key, cause=self._broken_by)
+            raise self._lost(key, end=self._broken_by)
 
-    def _listen_for_end(self, key: str) -> None:
-        # The peer says nothing on this stream except goodbye. Looking costs a microsecond; without
-        # it, a message to a dead peer would vanish in the kernel without an error.
+    def _hear_end(self) -> None:
+        """Called by the reader. The peer says nothing on this stream except goodbye.
+
+        Without it, a message to a dead peer would vanish in the kernel without an error.
+        """
+        self._reader.unwatch(self._stream)
         try:
-            last_word = self._stream.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return
+            last_word = self._stream.recv(1, socket.MSG_DONTWAIT)
         except OSError as error:
-            raise self._lost(key, cause=str(error)) from error
+            self._break(End(cause=str(error)))
+            return
         has_left = last_word != b""
         cause = "it left the generation" if has_left else "its end of the channel closed"
-        raise self._lost(key, cause=cause, has_left=has_left)
+        self._break(End(cause=cause, has_left=has_left))
 
     def _send_inline(self, buffers: Sequence[memoryview], *, key: str) -> Sequence[memoryview]:
         if self._queue or sum(map(len, buffers)) > INLINE_BYTES:
@@ -120,7 +126,7 @@ class Outbox:
         except BlockingIOError:
             return buffers
         except OSError as error:
-            raise self._lost(key, cause=str(error)) from error
+            raise self._lost(key, end=End(cause=str(error))) from error
 
     def _wake_thread(self) -> None:
         if self._thread is None:
@@ -139,18 +145,18 @@ class Outbox:
             try:
                 send_all(self._stream, buffers)
             except OSError as error:
-                self._break(str(error))
+                self._break(End(cause=str(error)))
                 return
             with self._changed:
                 # Only now: while it is being sent, later messages must queue up behind it.
                 self._queue.popleft()
                 self._changed.notify_all()
 
-    def _break(self, cause: str) -> None:
+    def _break(self, end: End) -> None:
         with self._changed:
-            self._broken_by = cause
+            self._broken_by = self._broken_by or end
             self._changed.notify_all()
 
-    def _lost(self, key: str, *, cause: str, has_left: bool = False) -> PeerLost:
+    def _lost(self, key: str, *, end: End) -> PeerLost:
         during = f"send of {self._direction} {key!r}"
-        return PeerLost([self._peer], during=during, cause=cause, has_left=has_left)
+        return PeerLost([self._peer], during=during, cause=end.cause, has_left=end.has_left)

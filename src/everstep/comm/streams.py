@@ -6,8 +6,9 @@ own memory: the kernel's copy is the only one.
 
 from __future__ import annotations
 
-import select
+import ctypes
 import socket
+import struct
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from everstep.comm.framing import (
+    DTYPE_BYTES,
     PREFIX_BYTES,
     Bye,
     Header,
@@ -23,9 +25,16 @@ from everstep.comm.framing import (
     encode,
     header_bytes,
 )
+from everstep.core.errors import ProtocolViolation
 
 _MAX_BUFFERS = 512
 """Buffers given to one system call; the kernel takes at most 1024."""
+
+_LEAST_WAIT_S = 1e-3
+"""To the kernel, 0 would mean for ever."""
+
+_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_BYTES}
+_DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 class StreamEnded(Exception):
@@ -45,17 +54,22 @@ def host_copy(tensor: Tensor) -> Tensor:
 
 
 def spec_of(tensor: Tensor) -> TensorSpec:
-    return TensorSpec(dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape))
+    name = _DTYPE_NAMES.get(tensor.dtype)
+    if name is None or tensor.layout != torch.strided:
+        raise ProtocolViolation(f"a tensor of {tensor.dtype}, {tensor.layout} cannot travel")
+    return TensorSpec(dtype=name, shape=tuple(tensor.shape))
 
 
 def empty_like_spec(spec: TensorSpec) -> Tensor:
-    # The name was checked against the table of allowed element types when the header was read.
-    return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
+    return torch.empty(spec.shape, dtype=_DTYPES[spec.dtype])
 
 
 def memory_of(tensor: Tensor) -> memoryview:
     """The bytes of a contiguous host tensor, writable, not copied."""
-    return tensor.reshape(-1).view(torch.uint8).numpy().data
+    # Four times faster than through numpy, and it knows no element types that would need care.
+    memory = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
+    memory.owner = tensor  # type: ignore[attr-defined] # Lives as long as the view does.
+    return memoryview(memory).cast("B")
 
 
 def read_header(stream: socket.socket, *, limit_bytes: int) -> Header:
@@ -74,11 +88,11 @@ def _read_exactly(stream: socket.socket, num_bytes: int) -> bytearray:
     return found
 
 
-def is_readable(stream: socket.socket, *, timeout_s: float) -> bool:
-    """Waits until there is something to read: bytes, the end of the stream or an error."""
-    poll = select.poll()
-    poll.register(stream, select.POLLIN)
-    return bool(poll.poll(timeout_s * 1e3))
+def limit_waits(stream: socket.socket, seconds: float) -> None:
+    """From now on, a read that waits gives up after so long with `BlockingIOError`."""
+    whole, fraction = divmod(max(seconds, _LEAST_WAIT_S), 1.0)
+    limit = struct.pack("@ll", int(whole), int(fraction * 1e6))
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
 
 
 def send_some(
