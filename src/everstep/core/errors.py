@@ -1,28 +1,42 @@
 """The error tree, sorted by what the caller should do next.
 
 * EverstepError
-  - ConfigError      the user must change an input
-  - UserCodeError    the user's model, loss or dataset raised; its own error is the cause
-  - DataStalled      the dataset gave nothing for too long; make it faster or allow more time
-  - NotPlannable     no plan exists for these losses; re-form the world or stop
-  - PlanInvalid      a plan broke a rule of the checker; report a bug
-  - MissingExtra     an optional library is not installed; install it or go without
-  - GenerationEnded  the world changed under us; retry in the next generation
-  - CoordinatorGone  no word can come any more; end this process
-    - CoordinatorStopped      the job is over, and this is why
-    - CoordinatorLost         the connection broke, or could not be made
-    - CoordinatorRefused      it answered and said no: another token, another version
-  - WaitTimedOut     what was awaited did not come in time; treat the other side as lost
-  - MessageInvalid   bytes from outside are not a message; close that connection
-  - ProtocolBroken   a peer did what the protocol forbids; report a bug
-  - IllegalTransition  something happened to a worker that cannot in its state; report a bug
-  - NormNotFinite    gradients overflowed; the user must change the model or the learning rate
-  - WarmParentLost   no worker can be started any more; end the agent
+  the user must change something
+  - ConfigError           an input breaks a rule
+  - UserCodeError         the user's model, loss or dataset raised; its own error is the cause
+  - DataStalled           the dataset gave nothing for too long
+  - NormNotFinite         gradients overflowed: another model, learning rate or precision
+  - MissingExtra          an optional library is not installed
+  go on in the next generation
+  - GenerationEnded       the membership changed under us
+  - PeerLost              a peer is gone
+  - PeerSilent            a peer did not answer in time; it may be lost
+  - PeerRefused           a peer will not talk to us; our membership is wrong
+  - StoreUnreachable      the store beside the coordinator is gone
+  - WaitTimedOut          what was awaited did not come; treat the other side as lost
+  re-form the world or stop
+  - NotPlannable          no plan exists for these losses
+  end this process
+  - CoordinatorGone       no word can come any more
+    - CoordinatorStopped    the job is over, and this is why
+    - CoordinatorLost       the connection broke, or could not be made
+    - CoordinatorRefused    it answered and said no: another token, another version
+  - WarmParentLost        no worker can be started any more
+  close that connection
+  - MessageInvalid        bytes from outside are not a message
+  report a bug
+  - PlanInvalid           a plan broke a rule of the checker
+  - ProtocolBroken        a peer did or sent what the protocol forbids
+  - IllegalTransition     something happened to a worker that cannot in its state
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from everstep.core.ids import WorkerId
 
 
 class EverstepError(Exception):
@@ -59,25 +73,16 @@ class DataStalled(EverstepError):
         self.waited_s = waited_s
 
 
-class NotPlannable(EverstepError):
-    """A stage has no live worker left, so its micro-batches have nowhere to go."""
+class NormNotFinite(EverstepError):
+    """Gradients overflowed: the step cannot be scaled, and was applied already."""
 
-    def __init__(self, stage: int, *, num_lost: int) -> None:
+    def __init__(self, step: int, norm: float) -> None:
         super().__init__(
-            f"stage {stage} has no live worker: all {num_lost} are lost"
-            " (every stage needs at least one)"
+            f"the gradient norm of step {step} is {norm}: lower the learning rate,"
+            " or look for the layer that overflows"
         )
-        self.stage = stage
-        self.num_lost = num_lost
-
-
-class PlanInvalid(EverstepError):
-    """A plan that must not run. `problems` lists every broken rule that was found."""
-
-    def __init__(self, problems: Sequence[str]) -> None:
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        super().__init__(f"plan breaks a rule: {problems[0]}{more}")
-        self.problems = tuple(problems)
+        self.step = step
+        self.norm = norm
 
 
 class MissingExtra(EverstepError):
@@ -91,12 +96,78 @@ class MissingExtra(EverstepError):
 
 
 class GenerationEnded(EverstepError):
-    """The coordinator ended this generation; its groups and channels are of no more use."""
+    """The generation is over for this worker. Normal life: what was interrupted is run again."""
 
-    def __init__(self, generation: int, *, why: str) -> None:
-        super().__init__(f"generation {generation} ended: {why}")
+    def __init__(self, generation: int, *, why: str = "go on in the next one") -> None:
+        super().__init__(f"generation {generation} has ended: {why}")
         self.generation = generation
         self.why = why
+
+
+class PeerLost(EverstepError):
+    """A connection to a peer broke."""
+
+    def __init__(
+        self, suspects: Sequence[WorkerId], *, during: str, cause: str, has_left: bool = False
+    ) -> None:
+        names = " or ".join(str(worker) for worker in suspects)
+        super().__init__(f"lost worker {names} during {during}: {cause}")
+        self.suspects = tuple(suspects)
+        """One worker where the transport can tell who it was; else those it can be."""
+        self.has_left = has_left
+        """It said goodbye: it is alive, and left the generation because of somebody else."""
+
+
+class PeerSilent(EverstepError):
+    """A wait ran out of time. The peers may be slow, frozen or gone."""
+
+    def __init__(self, peers: Sequence[WorkerId], *, awaited: str, waited_s: float) -> None:
+        names = ", ".join(str(worker) for worker in peers)
+        super().__init__(f"waited {waited_s:.1f} s for {awaited}: no word from worker {names}")
+        self.peers = tuple(peers)
+        self.waited_s = waited_s
+
+
+class PeerRefused(EverstepError):
+    """A peer closed the door on our connection, and said why."""
+
+    def __init__(self, worker: WorkerId, *, generation: int, reason: str) -> None:
+        super().__init__(
+            f"worker {worker} refused our connection for generation {generation}: {reason}"
+        )
+        self.worker = worker
+        self.generation = generation
+        self.reason = reason
+
+
+class StoreUnreachable(EverstepError):
+    """The store where groups meet does not answer."""
+
+    def __init__(self, address: str, *, cause: str) -> None:
+        super().__init__(f"the store at {address} does not answer: {cause}")
+        self.address = address
+
+
+class WaitTimedOut(EverstepError):
+    """Something awaited did not come."""
+
+    def __init__(self, what: str, *, source: str, after_s: float) -> None:
+        super().__init__(f"no {what} from {source} within {after_s:.1f} s")
+        self.what = what
+        self.source = source
+        self.after_s = after_s
+
+
+class NotPlannable(EverstepError):
+    """A stage has no live worker left, so its micro-batches have nowhere to go."""
+
+    def __init__(self, stage: int, *, num_lost: int) -> None:
+        super().__init__(
+            f"stage {stage} has no live worker: all {num_lost} are lost"
+            " (every stage needs at least one)"
+        )
+        self.stage = stage
+        self.num_lost = num_lost
 
 
 class CoordinatorGone(EverstepError):
@@ -131,14 +202,12 @@ class CoordinatorRefused(CoordinatorGone):
         self.why = why
 
 
-class WaitTimedOut(EverstepError):
-    """Something awaited did not come."""
+class WarmParentLost(EverstepError):
+    """The process that workers are forked from is gone or never came up."""
 
-    def __init__(self, what: str, *, source: str, after_s: float) -> None:
-        super().__init__(f"no {what} from {source} within {after_s:.1f} s")
-        self.what = what
-        self.source = source
-        self.after_s = after_s
+    def __init__(self, why: str) -> None:
+        super().__init__(f"the warm parent is gone: {why}")
+        self.why = why
 
 
 class MessageInvalid(EverstepError):
@@ -150,33 +219,22 @@ class MessageInvalid(EverstepError):
         self.size_bytes = size_bytes
 
 
+class PlanInvalid(EverstepError):
+    """A plan that must not run. `problems` lists every broken rule that was found."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        super().__init__(f"plan breaks a rule: {problems[0]}{more}")
+        self.problems = tuple(problems)
+
+
 class ProtocolBroken(EverstepError):
-    """A peer said something it cannot say in its state."""
+    """Bytes, or an order of messages, that no correct peer sends."""
 
-    def __init__(self, peer: str, *, why: str) -> None:
-        super().__init__(f"{peer} broke the protocol: {why}")
+    def __init__(self, what: str, *, peer: str = "a peer") -> None:
+        super().__init__(f"{peer} broke the protocol: {what}")
         self.peer = peer
-        self.why = why
-
-
-class WarmParentLost(EverstepError):
-    """The process that workers are forked from is gone or never came up."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(f"the warm parent is gone: {why}")
-        self.why = why
-
-
-class NormNotFinite(EverstepError):
-    """Gradients overflowed: the step cannot be scaled, and was applied already."""
-
-    def __init__(self, step: int, norm: float) -> None:
-        super().__init__(
-            f"the gradient norm of step {step} is {norm}: lower the learning rate,"
-            " or look for the layer that overflows"
-        )
-        self.step = step
-        self.norm = norm
+        self.what = what
 
 
 class IllegalTransition(EverstepError):

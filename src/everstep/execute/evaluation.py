@@ -46,9 +46,7 @@ class Evaluation:
                 if action.kind is Kind.FORWARD:
                     self._forward(dataset, number, action, sums)
         num_samples, *totals = sum_over(self._links.world, sums, device=self._stage.device)
-        return {
-            name: total / num_samples for name, total in zip(self._names, totals, strict=True)
-        }
+        return {name: total / num_samples for name, total in zip(self._names, totals, strict=True)}
 
     def _check(self, dataset: Dataset) -> None:
         if len(dataset) == 0:

@@ -73,7 +73,7 @@ class Executor:
         clipping: Clipping | None,
         clock: Clock,
     ) -> None:
-        """`num_microbatches` is that of the whole batch; `fetcher` is for the first and last stage."""
+        """`num_microbatches` is the whole batch's; only the first and last stage have a `fetcher`."""
         self._stage = stage
         self._update = update
         self._links = links
@@ -169,7 +169,7 @@ class Executor:
         self._channels.send(peer, DIRECTIONS[action.kind], _key(mb, action), tensors, structure)
 
     def _begin_gradients(self, step: int, times: StepTimes) -> None:
-        """The gradients of the last step may be needed to undo it, until nobody can ask for that."""
+        """The gradients of the last step are kept until nobody can ask to undo it any more."""
         with times.measure(timing.WATERMARK):
             self._pace.wait_watermark(step - 1)
         self._stage.buckets.zero()

@@ -1,8 +1,8 @@
 """The optimizer step of a stage, with clipping by the global norm, and taking it back.
 
-Synchronous clipping asks all stages for their norms first. Post-validated clipping (ReCycle's) steps
-at once; when the norms turn out too large, the step is undone from its gradients, which are still
-there by the watermark rule, and taken again, scaled.
+Synchronous clipping asks all stages for their norms first. Post-validated clipping (ReCycle's)
+steps at once; when the norms turn out too large, the step is undone from its gradients, which are
+still there by the watermark rule, and taken again, scaled.
 """
 
 from __future__ import annotations

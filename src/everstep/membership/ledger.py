@@ -40,11 +40,11 @@ class StepLedger:
     def record(self, place: WorkerId, report: StepDone) -> None:
         if report.step != self.open_step:
             raise ProtocolBroken(
-                f"worker {place}",
-                why=f"it finished step {report.step} while step {self.open_step} was open",
+                f"it finished step {report.step} while step {self.open_step} was open",
+                peer=f"worker {place}",
             )
         if place in self.reports:
-            raise ProtocolBroken(f"worker {place}", why=f"it finished step {report.step} twice")
+            raise ProtocolBroken(f"it finished step {report.step} twice", peer=f"worker {place}")
         self.reports[place] = report
 
     def is_complete(self, live: Collection[WorkerId]) -> bool:
@@ -87,7 +87,7 @@ def decide_roll_back(job: JobFacts, *, step: int, norm: float | None) -> RollBac
     if job.clip_norm is None or job.clip_mode is not ClipMode.POST_VALIDATED:
         return None
     if norm is None:
-        raise ProtocolBroken("a stage", why=f"it gave no norm_squared for step {step}")
+        raise ProtocolBroken(f"it gave no norm_squared for step {step}", peer="a stage")
     if not math.isfinite(norm):
         raise NormNotFinite(step, norm)
     scale = job.clip_norm / (norm + TORCH_CLIP_EPSILON)

@@ -212,13 +212,13 @@ class World:
 
     def _halted(self, worker: Worker, message: m.Halted, now_s: float) -> None:
         if message.generation != self.generation or self._halting is None:
-            raise ProtocolBroken(str(worker), why=f"it halted generation {message.generation}")
+            raise ProtocolBroken(f"it halted generation {message.generation}", peer=str(worker))
         if message.finished_step != worker.finished_step:
             # Its StepDone would have come first, on the same connection.
             raise ProtocolBroken(
-                str(worker),
-                why=f"it halted after step {message.finished_step}"
+                f"it halted after step {message.finished_step}"
                 f" and had reported step {worker.finished_step}",
+                peer=str(worker),
             )
         worker.move(Happening.HALTED)
         if all(w.state is State.STANDBY for w in self.roster.placed().values()):
@@ -230,9 +230,9 @@ class World:
     def _step_done(self, worker: Worker, report: m.StepDone, now_s: float) -> None:
         if report.generation != self.generation or worker.place is None:
             raise ProtocolBroken(
-                str(worker),
-                why=f"it finished step {report.step} of generation {report.generation}"
+                f"it finished step {report.step} of generation {report.generation}"
                 f" in generation {self.generation}",
+                peer=str(worker),
             )
         self.ledger.record(worker.place, report)
         worker.finished_step = report.step

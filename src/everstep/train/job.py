@@ -133,7 +133,9 @@ def check_optimizer(job: Job, optimizer: Optimizer) -> None:
         return
     match check_undoable(optimizer):
         case NotUndoable(optimizer=name, reason=reason, what_to_do=what_to_do):
-            raise ConfigError("optimizer", name, f"its step cannot be undone: {reason}; {what_to_do}")
+            raise ConfigError(
+                "optimizer", name, f"its step cannot be undone: {reason}; {what_to_do}"
+            )
         case _:
             pass
 

@@ -121,7 +121,11 @@ def _hold(job: Job, *, me: WorkerId, replicas: int, num_stages: int) -> Holding:
     scheduler = None
     if job.scheduler is not None and optimizer is not None:
         scheduler = job.scheduler(optimizer)
-    parts = [part for part, is_here in zip(PARTS, (stage.is_first, stage.is_last), strict=True) if is_here]
+    parts = [
+        part
+        for part, is_here in zip(PARTS, (stage.is_first, stage.is_last), strict=True)
+        if is_here
+    ]
     return Holding(
         job=job,
         me=me,
