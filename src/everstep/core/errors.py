@@ -4,6 +4,7 @@
   - ConfigError      the user must change an input
   - NotPlannable     no plan exists for these losses; re-form the world or stop
   - PlanInvalid      a plan broke a rule of the checker; report a bug
+  - CannotUndo       the last step cannot be taken back; recover another way, or keep copies
   - MissingExtra     an optional library is not installed; install it or go without
 """
 
@@ -45,6 +46,16 @@ class PlanInvalid(EverstepError):
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         super().__init__(f"plan breaks a rule: {problems[0]}{more}")
         self.problems = tuple(problems)
+
+
+class CannotUndo(EverstepError):
+    """The last optimizer step cannot be taken back. Raised before anything was changed."""
+
+    def __init__(self, optimizer: str, *, reason: str, what_to_do: str) -> None:
+        super().__init__(f"cannot undo a step of {optimizer}: {reason}; {what_to_do}")
+        self.optimizer = optimizer
+        self.reason = reason
+        self.what_to_do = what_to_do
 
 
 class MissingExtra(EverstepError):
