@@ -7,6 +7,8 @@
   - DataStalled           the dataset gave nothing for too long
   - NormNotFinite         gradients overflowed: another model, learning rate or precision
   - MissingExtra          an optional library is not installed
+  recover another way, or keep copies
+  - CannotUndo            the last optimizer step cannot be taken back
   go on in the next generation
   - GenerationEnded       the membership changed under us
   - PeerLost              a peer is gone
@@ -93,6 +95,16 @@ class MissingExtra(EverstepError):
             f"{needed_for} needs {library}, which is not installed: pip install 'everstep[{extra}]'"
         )
         self.library = library
+
+
+class CannotUndo(EverstepError):
+    """The last optimizer step cannot be taken back. Raised before anything was changed."""
+
+    def __init__(self, optimizer: str, *, reason: str, what_to_do: str) -> None:
+        super().__init__(f"cannot undo a step of {optimizer}: {reason}; {what_to_do}")
+        self.optimizer = optimizer
+        self.reason = reason
+        self.what_to_do = what_to_do
 
 
 class GenerationEnded(EverstepError):

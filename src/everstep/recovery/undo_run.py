@@ -1,0 +1,287 @@
+"""Carries one undo out: sorts the tensors, checks all of them, then changes all of them.
+
+Knows no formula: the rule has that. Nothing is changed before everything has been checked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import _default_to_fused_or_foreach
+
+from everstep.core.errors import CannotUndo, ConfigError
+from everstep.recovery.undo_batches import (
+    CANCELLATION_LIMIT,
+    Batch,
+    Bucket,
+    BucketKey,
+    Hyper,
+    Tally,
+    numbers,
+    scalar_values,
+)
+from everstep.recovery.undo_record import (
+    StepRecord,
+    restore_circumstances,
+    restore_param,
+    restore_state,
+)
+from everstep.recovery.undo_rule import AMPLIFICATION_LIMIT, PARAM, Rule
+
+KEEP_SOME = "keep copies of the missing tensors with remember(..., keep=Keep.MISSING)"
+KEEP_ALL = "keep a copy of everything with remember(..., keep=Keep.EVERYTHING)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UndoReport:
+    """What was taken back, and how well."""
+
+    num_tensors: int
+    num_elements: int
+    num_from_copies: int
+    """Tensors brought back to the bit, parameter and state, from kept copies."""
+    largest_cancellation: float
+    """The largest ratio of what the step added to a running sum of squares to what remained."""
+    num_cancelled: int
+    """Elements where that ratio passed the limit, so that little of the old sum came back."""
+    amplification: float
+    """How much the inverse magnified rounding, at worst; 1 where nothing had to be solved."""
+
+    @property
+    def warning(self) -> str | None:
+        """A sentence when the result is less exact than usual."""
+        if self.num_cancelled == 0:
+            return None
+        return (
+            f"{self.num_cancelled} of {self.num_elements} second moments came back inexactly: the"
+            f" gradient outweighed them up to {self.largest_cancellation:.2g} times"
+            f" (limit {CANCELLATION_LIMIT:.0e})"
+        )
+
+
+class Undoing:
+    """One undo: sorts the tensors, checks all of them, then changes all of them."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        record: StepRecord | None,
+        lr: float | Sequence[float] | None,
+        rule: Rule | None,
+    ) -> None:
+        self.optimizer = optimizer
+        self.record = record
+        self.rule = rule
+        if record is not None and record.optimizer is not optimizer:
+            raise ConfigError("record", "of another optimizer", "it must be of this optimizer")
+        if record is not None and len(record.groups) != len(optimizer.param_groups):
+            raise self._cannot("a param group was added after the record was taken")
+        self.lrs = _lrs(optimizer, lr)
+        self.hypers = [self._hyper(index) for index in range(len(optimizer.param_groups))]
+        self.tally = Tally()
+        self.amplification = 1.0
+        self.buckets: list[Bucket] = []
+
+    def check(self) -> None:
+        """Refuses what cannot be taken back; changes nothing."""
+        for index, group in enumerate(self.optimizer.param_groups):
+            kept = self._kept(index)
+            if kept is None:
+                continue
+            params = [param for param in group["params"] if param.grad is not None]
+            self.buckets += self._buckets(index, params, self._checked_rule(index, kept))
+        for bucket in self.buckets:
+            self._check_numbers(bucket)
+
+    def run(self) -> UndoReport:
+        """Changes everything that `check` has looked at, and puts copies back."""
+        for bucket in self.buckets:
+            self._invert(bucket)
+        exact = self._restore_everything()
+        if self.record is not None:
+            restore_circumstances(self.record)
+        for group, used in zip(self.optimizer.param_groups, self.lrs, strict=True):
+            if used is not None:
+                group["lr"] = group["lr"].fill_(used) if _is_tensor(group["lr"]) else used
+        params = [param for bucket in self.buckets for param in bucket.params] + exact
+        return UndoReport(
+            num_tensors=len(params),
+            num_elements=sum(param.numel() for param in params),
+            num_from_copies=len(exact),
+            largest_cancellation=self.tally.largest_cancellation,
+            num_cancelled=self.tally.num_cancelled,
+            amplification=self.amplification,
+        )
+
+    def _hyper(self, index: int) -> Hyper:
+        group = self.optimizer.param_groups[index]
+        hyper = numbers(group if self.record is None else self.record.groups[index])
+        if self.lrs[index] is not None:
+            hyper["lr"] = self.lrs[index]
+        if hyper.get("foreach") is None and hyper.get("fused") is None:
+            params = [param for param in group["params"] if param.grad is not None]
+            _, hyper["foreach"] = _default_to_fused_or_foreach(params, differentiable=False)
+        return hyper
+
+    def _kept(self, index: int) -> frozenset[str] | None:
+        return frozenset() if self.record is None else self.record.kept[index]
+
+    def _checked_rule(self, index: int, kept: frozenset[str]) -> Rule:
+        if self.rule is None:
+            raise self._cannot("everstep knows no inverse of its step", what_to_do=KEEP_ALL)
+        for obstacle in self.rule.obstacles(self.hypers[index]):
+            if obstacle.is_certain and not kept.issuperset(obstacle.keep):
+                raise self._cannot(obstacle.sentence)
+        return self.rule
+
+    def _buckets(self, index: int, params: list[Tensor], rule: Rule) -> list[Bucket]:
+        """Sorts the stepped parameters of a group into buckets that share all that matters."""
+        states = [self.optimizer.state.get(param, {}) for param in params]
+        for state in states:
+            missing = [name for name in rule.scalars if name not in state]
+            if missing:
+                raise self._cannot(f"a parameter has no {missing[0]} in its state: no step to undo")
+        columns = [scalar_values(states, name) for name in rule.scalars]
+        buckets: dict[BucketKey, Bucket] = {}
+        for row, (param, state) in enumerate(zip(params, states, strict=True)):
+            scalars = {
+                name: column[row] for name, column in zip(rule.scalars, columns, strict=True)
+            }
+            if scalars.get("step", 1.0) < 1:
+                raise self._cannot("its step counter is at 0: no step to undo")
+            key = BucketKey(
+                group=index,
+                device=param.device,
+                dtype=param.dtype,
+                scalars=tuple(scalars.items()),
+                tensors=tuple(name for name in rule.tensors if _is_tensor(state.get(name))),
+                is_first=self._is_first(param, scalars),
+            )
+            bucket = buckets.setdefault(key, Bucket(key=key, hyper=self.hypers[index]))
+            bucket.params.append(param)
+            bucket.states.append(state)
+        return list(buckets.values())
+
+    def _is_first(self, param: Tensor, scalars: Mapping[str, float]) -> bool:
+        if self.record is not None and id(param) not in self.record.had_state:
+            return True
+        return scalars.get("step") == 1
+
+    def _check_numbers(self, bucket: Bucket) -> None:
+        grads = [param.grad for param in bucket.params if param.grad is not None]
+        if any(grad.is_sparse for grad in grads):
+            raise self._cannot("a gradient is sparse", what_to_do=KEEP_ALL)
+        largest = torch.stack(torch._foreach_norm(grads, math.inf))
+        if not bool(largest.isfinite().all()):
+            raise self._cannot(
+                "a gradient holds NaN or infinity, which the step has spread",
+                what_to_do=f"check gradients before the step, or {KEEP_ALL}",
+            )
+        assert self.rule is not None
+        if self.rule.amplification is not None and not self._has_params(bucket):
+            for batch in self._batches(bucket):
+                self.amplification = max(self.amplification, self.rule.amplification(batch))
+        if self.amplification > AMPLIFICATION_LIMIT:
+            raise self._cannot(
+                f"the inverse would magnify rounding {self.amplification:.3g} times"
+                f" (limit {AMPLIFICATION_LIMIT:.0f})"
+            )
+
+    def _has_params(self, bucket: Bucket) -> bool:
+        return PARAM in (self._kept(bucket.key.group) or ())
+
+    def _batches(self, bucket: Bucket) -> Iterator[Batch]:
+        assert self.rule is not None
+        return bucket.batches(
+            whole=self.rule.needs_whole_tensors,
+            has_params=self._has_params(bucket),
+            tally=self.tally,
+        )
+
+    def _invert(self, bucket: Bucket) -> None:
+        assert self.rule is not None
+        if self.record is not None and self._has_params(bucket):
+            for param in bucket.params:
+                restore_param(param, self.record.copies[id(param)])
+        for batch in self._batches(bucket):
+            self.rule.invert(batch)
+        previous = self.rule.previous(bucket.hyper, dict(bucket.key.scalars))
+        for param in bucket.params:
+            self._restore_state(param, bucket, previous)
+
+    def _restore_state(self, param: Tensor, bucket: Bucket, previous: Mapping[str, float]) -> None:
+        """Sets counters back and drops state that did not exist before the step."""
+        assert self.rule is not None
+        state = self.optimizer.state.get(param)
+        if state is None:
+            return
+        if self._should_drop(param, state, bucket):
+            del self.optimizer.state[param]
+            return
+        for name, value in previous.items():
+            state[name] = _set_scalar(state[name], value)
+        if bucket.key.is_first and self.rule.first_state is not None:
+            for name, value in self.rule.first_state(bucket.hyper).items():
+                _fill(state[name], value)
+        if self.record is not None and id(param) in self.record.copies:
+            restore_state(state, self.record.copies[id(param)], is_everything=False)
+
+    def _should_drop(self, param: Tensor, state: Mapping[str, Any], bucket: Bucket) -> bool:
+        assert self.rule is not None
+        if self.record is not None and id(param) not in self.record.had_state:
+            return True
+        if bucket.key.is_first:
+            return self.rule.first_state is None
+        if self.record is not None or self.rule.was_first is None or not bucket.key.tensors:
+            return False
+        return self.rule.was_first(param, state, bucket.hyper)
+
+    def _restore_everything(self) -> list[Tensor]:
+        """Puts back the groups that were copied whole; returns their parameters."""
+        if self.record is None:
+            return []
+        restored: list[Tensor] = []
+        for index, group in enumerate(self.optimizer.param_groups):
+            if self._kept(index) is not None:
+                continue
+            for param in group["params"]:
+                restore_param(param, self.record.copies[id(param)])
+                restored.append(param)
+                if id(param) in self.record.had_state:
+                    state = self.optimizer.state[param]
+                    restore_state(state, self.record.copies[id(param)], is_everything=True)
+                else:
+                    self.optimizer.state.pop(param, None)
+        return restored
+
+    def _cannot(self, reason: str, *, what_to_do: str = KEEP_SOME) -> CannotUndo:
+        name = type(self.optimizer).__name__
+        return CannotUndo(name, reason=reason, what_to_do=what_to_do)
+
+
+def _lrs(
+    optimizer: torch.optim.Optimizer, lr: float | Sequence[float] | None
+) -> tuple[float | None, ...]:
+    num_groups = len(optimizer.param_groups)
+    lrs = tuple(lr) if isinstance(lr, Sequence) else (lr,) * num_groups
+    if len(lrs) != num_groups:
+        raise ConfigError("lr", list(lrs), f"give one rate, or one for each of {num_groups} groups")
+    return lrs
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
+def _set_scalar(live: Any, value: float) -> Any:
+    return live.fill_(value) if isinstance(live, Tensor) else type(live)(value)
+
+
+def _fill(tensor: Tensor, value: float) -> None:
+    tensor.fill_(complex(value, value) if tensor.is_complex() else value)
