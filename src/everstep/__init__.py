@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from everstep.membership.messages import ClipMode as ClipMode
     from everstep.recovery.undo import Keep as Keep
     from everstep.recovery.undo import undo as undo
-    from everstep.train.job import Job as Job
-    from everstep.train.run import Run as Run
-    from everstep.train.run import Step as Step
-    from everstep.train.wiring import train as train
+    from everstep.training.job import Job as Job
+    from everstep.training.run import Run as Run
+    from everstep.training.run import Step as Step
+    from everstep.training.wiring import train as train
 
 _HOMES = {
     "ClipMode": "everstep.membership.messages",
     "EverstepError": "everstep.core.errors",
-    "Job": "everstep.train.job",
+    "Job": "everstep.training.job",
     "Keep": "everstep.recovery.undo",
-    "Run": "everstep.train.run",
-    "Step": "everstep.train.run",
-    "train": "everstep.train.wiring",
+    "Run": "everstep.training.run",
+    "Step": "everstep.training.run",
+    "train": "everstep.training.wiring",
     "undo": "everstep.recovery.undo",
 }
 

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from everstep.core.errors import ConfigError
 from everstep.execute.boundary import flatten
-from everstep.execute.data import PARTS, Dataset, fetch
+from everstep.execute.data import Dataset, fetch
 from everstep.execute.executor import RECEIVE_WITHIN_S
 from everstep.execute.links import DIRECTIONS, Links
 from everstep.execute.reduction import sum_over
-from everstep.execute.stage import Stage
+from everstep.execute.stage import Stage, data_parts
 from everstep.schedule.actions import Action, Kind
 
 
@@ -68,7 +68,7 @@ class Evaluation:
             return
         key = f"evaluate {place}"
         stage, channels = self._stage, self._links.channels
-        parts = [part for part, is_here in zip(PARTS, _ends(stage), strict=True) if is_here]
+        parts = data_parts(stage)
         given, target = fetch(dataset, samples, parts=parts) if parts else (None, None)
         if action.receives_from is None:
             inputs, structure = flatten(given)
@@ -88,8 +88,3 @@ class Evaluation:
             values = (1.0, found.result.loss, *found.result.metrics.values())
             for position, value in enumerate(values):
                 sums[position] += value * len(samples)
-
-
-def _ends(stage: Stage) -> tuple[bool, bool]:
-    """Whether the stage needs inputs and targets of its own."""
-    return stage.is_first, stage.is_last

@@ -73,7 +73,7 @@ class Executor:
         clipping: Clipping | None,
         clock: Clock,
     ) -> None:
-        """`num_microbatches` is the whole batch's; only the first and last stage have a `fetcher`."""
+        """`num_microbatches`: of the whole batch. `fetcher`: for the first and the last stage."""
         self._stage = stage
         self._update = update
         self._links = links

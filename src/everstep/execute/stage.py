@@ -28,7 +28,7 @@ from everstep.core.errors import ConfigError
 from everstep.execute.backward import DeferredWeights, input_gradients, nodes_of
 from everstep.execute.boundary import flatten, gradients_flow, unflatten
 from everstep.execute.buckets import GradientBuckets
-from everstep.execute.data import Microbatch
+from everstep.execute.data import PARTS, Microbatch, Part
 from everstep.execute.randomness import keyed_randomness, seed_for
 from everstep.execute.split import StageModule
 
@@ -292,6 +292,12 @@ class Stage:
         finally:
             for module, is_training in modes.items():
                 module.training = is_training
+
+
+def data_parts(stage: Stage) -> list[Part]:
+    """What a worker of the stage needs from the dataset: inputs first, targets last."""
+    needed = {"input": stage.is_first, "target": stage.is_last}
+    return [part for part in PARTS if needed[part]]
 
 
 class _Enter(torch.autograd.Function):

@@ -17,7 +17,7 @@ from types import TracebackType
 from everstep.core.errors import WaitTimedOut, WarmParentLost
 from everstep.launch.orders import Exited, Fork, Forked, Kill, Warm, read_report, send_order
 
-PRELOAD = ("torch", "everstep.train.wiring")
+PRELOAD = ("torch", "everstep.training.wiring")
 """What every worker needs and is slow to import."""
 
 FORK_WITHIN_S = 10.0

@@ -20,7 +20,7 @@ from everstep.schedule.workload import workload
 from problems import problem, problems
 
 TWO_IN_ONE_STAGE = problem((4, 3, 12), [(0, 1), (1, 1)])
-"""Stage 1 has 2 of 4 workers left: 24 micro-batches each, 72 slots; evened out, 16 and 49 slots (48 at best)."""
+"""Stage 1 has 2 of 4 workers left: 24 micro-batches each, 72 slots; evened out, 16 and 49."""
 
 
 def test_a_move_pays_when_the_losses_last_long_enough() -> None:

@@ -29,7 +29,7 @@ class Job:
     """What to train. See README for an example."""
 
     model: Callable[[], nn.Module]
-    """Builds the whole model. Called once on every worker, right after `torch.manual_seed(seed)`."""
+    """Builds the whole model; called on every worker right after `torch.manual_seed(seed)`."""
 
     loss: Scorer
     """(output, target) -> the mean over the samples."""

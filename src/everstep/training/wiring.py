@@ -16,7 +16,6 @@ from everstep.core.clock import SystemClock
 from everstep.core.errors import ConfigError
 from everstep.core.ids import WorkerId
 from everstep.execute.data import (
-    PARTS,
     Fetcher,
     Microbatch,
     SampleOrder,
@@ -26,16 +25,16 @@ from everstep.execute.data import (
 )
 from everstep.execute.links import Links, channels_of
 from everstep.execute.split import split_model
-from everstep.execute.stage import Stage
+from everstep.execute.stage import Stage, data_parts
 from everstep.execute.update import Update
 from everstep.launch.context import WorkerContext, current_worker
 from everstep.membership import messages as m
 from everstep.schedule.durations import Durations
 from everstep.schedule.planner import plan
 from everstep.schedule.problem import Problem
-from everstep.train.guide import CoordinatorGuide, Guide, Orders, SoloGuide
-from everstep.train.job import Job, check_optimizer, check_shape, digest
-from everstep.train.run import Connect, Holding, Run
+from everstep.training.guide import CoordinatorGuide, Guide, Orders, SoloGuide
+from everstep.training.job import Job, check_optimizer, check_shape, digest
+from everstep.training.run import Connect, Holding, Run
 
 CONNECT_WITHIN_S = 60.0
 
@@ -121,11 +120,7 @@ def _hold(job: Job, *, me: WorkerId, replicas: int, num_stages: int) -> Holding:
     scheduler = None
     if job.scheduler is not None and optimizer is not None:
         scheduler = job.scheduler(optimizer)
-    parts = [
-        part
-        for part, is_here in zip(PARTS, (stage.is_first, stage.is_last), strict=True)
-        if is_here
-    ]
+    parts = data_parts(stage)
     return Holding(
         job=job,
         me=me,

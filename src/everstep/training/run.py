@@ -27,8 +27,8 @@ from everstep.execute.timing import Profiler
 from everstep.execute.update import Update
 from everstep.membership.messages import ClipMode
 from everstep.schedule.actions import Action
-from everstep.train.guide import Guide, Orders
-from everstep.train.job import Job
+from everstep.training.guide import Guide, Orders
+from everstep.training.job import Job
 
 HALT_WITHIN_S = 30.0
 """A peer's connection may break before the coordinator's word arrives; it must by then."""

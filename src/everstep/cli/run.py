@@ -1,0 +1,155 @@
+"""`everstep run`, `coordinator` and `agent`: a job on this machine, or its parts on many."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from everstep.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from everstep.membership.coordinator import Coordinator
+    from everstep.membership.traffic import Outcome
+
+Replicas = Annotated[int, typer.Option(help="Copies of the model.")]
+Stages = Annotated[int, typer.Option(help="Slices of the model, one worker each.")]
+Port = Annotated[int, typer.Option(help="Of the coordinator; 0 for any free one.")]
+Host = Annotated[str, typer.Option(help="The address to listen on.")]
+Token = Annotated[
+    str, typer.Option(envvar="EVERSTEP_JOB_TOKEN", help="A secret; needed beyond loopback.")
+]
+Events = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Append events there, one JSON object a line.")
+]
+ScriptPath = Annotated[Path, typer.Argument(metavar="SCRIPT", help="The training script.")]
+ScriptArgs = Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...")]
+
+# What follows SCRIPT belongs to the script, flags too.
+SCRIPT_LAST = {"allow_interspersed_args": False}
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("run", context_settings=SCRIPT_LAST)(run_command)
+    app.command("coordinator")(coordinator_command)
+    app.command("agent", context_settings=SCRIPT_LAST)(agent_command)
+
+
+def run_command(
+    script: ScriptPath,
+    replicas: Replicas,
+    stages: Stages,
+    args: ScriptArgs = None,
+    host: Host = "127.0.0.1",
+    port: Port = 0,
+    token: Token = "",
+    events: Events = None,
+) -> None:
+    """Trains SCRIPT with a coordinator and all workers on this machine."""
+    _check_script(script)
+    # Loads torch, which the other commands do without.
+    from everstep.launch.local import run_local
+    from everstep.launch.warm import Script
+
+    with _coordinator(replicas, stages, host, port, token, events) as coordinator:
+        outcome = run_local(Script(script, tuple(args or ())), coordinator=coordinator)
+    _leave(outcome)
+
+
+def coordinator_command(
+    replicas: Replicas,
+    stages: Stages,
+    host: Host = "127.0.0.1",
+    port: Port = 0,
+    token: Token = "",
+    events: Events = None,
+) -> None:
+    """Coordinates a job whose workers are started by agents, here or elsewhere."""
+    from everstep.launch.local import stopping_on_signals
+
+    with _coordinator(replicas, stages, host, port, token, events) as coordinator:
+        print(f"listening on {coordinator.address}", flush=True)
+
+        def stop(outcome: Outcome) -> None:
+            coordinator.request_stop(outcome.why, exit_code=outcome.exit_code)
+
+        with stopping_on_signals(stop):
+            outcome = asyncio.run(coordinator.serve())
+    _leave(outcome)
+
+
+def agent_command(
+    script: ScriptPath,
+    join: Annotated[str, typer.Option(metavar="HOST:PORT", help="The coordinator.")],
+    workers: Annotated[int, typer.Option(help="How many this node runs.")],
+    args: ScriptArgs = None,
+    host: Annotated[
+        str | None, typer.Option(help="This node's address, where workers elsewhere reach it.")
+    ] = None,
+    token: Token = "",
+) -> None:
+    """Runs workers of SCRIPT on this node for the coordinator at HOST:PORT."""
+    _check_script(script)
+    if workers < 1:
+        raise ConfigError("--workers", workers, "must be at least 1")
+    from everstep.launch.agent import Agent, AgentSettings
+    from everstep.launch.local import stopping_on_signals
+    from everstep.launch.warm import Script
+
+    settings = AgentSettings(address=join, workers=workers, token=token, host=host)
+    agent = Agent(Script(script, tuple(args or ())), settings)
+    with stopping_on_signals(agent.request_stop):
+        outcome = agent.run()
+    _leave(outcome)
+
+
+@contextmanager
+def _coordinator(
+    replicas: int, stages: int, host: str, port: int, token: str, events: Path | None
+) -> Iterator[Coordinator]:
+    for flag, value in (("--replicas", replicas), ("--stages", stages)):
+        if value < 1:
+            raise ConfigError(flag, value, "must be at least 1")
+    from everstep.cli.progress import Progress
+    from everstep.core.events import EventLog
+    from everstep.launch.registry import announced
+    from everstep.membership.access import Bind
+    from everstep.membership.roster import Shape
+    from everstep.training.coordinating import coordinator_of
+
+    bind = Bind(host=host, port=port, token=token)
+    with ExitStack() as stack:
+        try:
+            log = stack.enter_context(EventLog(events))
+        except OSError as error:
+            raise ConfigError("--events", events, error.strerror or str(error)) from None
+        progress = stack.enter_context(Progress(replicas=replicas, stages=stages))
+        log.subscribe(progress.show)
+        coordinator = stack.enter_context(
+            coordinator_of(Shape(replicas, stages), bind=bind, events=log)
+        )
+        stack.enter_context(announced(coordinator.address, token=token))
+        yield coordinator
+
+
+def _check_script(script: Path) -> None:
+    if not script.is_file():
+        raise ConfigError("SCRIPT", script, "there is no such file")
+    if not os.access(script, os.R_OK):
+        raise ConfigError("SCRIPT", script, "cannot be read")
+
+
+def _leave(outcome: Outcome) -> None:
+    """Says why a job ended, once, with the traceback of the worker that ended it."""
+    if outcome.exit_code == 0:
+        return
+    if outcome.traceback:
+        print(outcome.traceback.rstrip("\n"), file=sys.stderr)
+    print(f"everstep: {outcome.why}", file=sys.stderr)
+    raise typer.Exit(outcome.exit_code)
