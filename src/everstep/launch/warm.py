@@ -17,8 +17,9 @@ from types import TracebackType
 from everstep.core.errors import WaitTimedOut, WarmParentLost
 from everstep.launch.orders import Exited, Fork, Forked, Kill, Warm, read_report, send_order
 
-PRELOAD = ("torch", "everstep.training.wiring")
-"""What every worker needs and is slow to import."""
+PRELOAD = ("torch", "torch._dynamo", "torch.profiler", "everstep.training.wiring")
+"""What every worker needs and is slow to import. torch loads the two in the middle by itself when
+the first optimizer is made, which costs each worker seconds."""
 
 FORK_WITHIN_S = 10.0
 CLOSE_WITHIN_S = 1.0
