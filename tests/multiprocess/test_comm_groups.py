@@ -59,10 +59,10 @@ def test_poison_frees_members_stuck_on_one_that_is_alive() -> None:
         assert [worker.hear() for worker in started] == ["formed"] * 3
         for worker in stuck:
             assert "for an all-reduce: no word from worker" in worker.hear()
-        for worker in stuck:
-            worker.pipe.send("poison")
-        # The first to be poisoned ends its connections: the second may see those break first.
+        stuck[0].pipe.send("poison")
         assert stuck[0].hear()[0] == "GenerationEnded"
+        # That ended its connections, so the other may see those break before its own word comes.
+        stuck[1].pipe.send("poison")
         assert stuck[1].hear()[0] in ("GenerationEnded", "PeerLost")
         assert [worker.hear() for worker in stuck] == ["closed"] * 2
 

@@ -133,12 +133,16 @@ class Inbox:
 
     def _read_without_waiting(self) -> None:
         """What the reader does when bytes have arrived that nobody waits for."""
-        with self._turn:
+        if not self._turn.acquire(blocking=False):
+            return  # Somebody came to wait meanwhile, and reads.
+        try:
             message = self._next()
             with self._lock:
                 if message is not None:
                     self._queue.append(message)
                 self._update_watch()
+        finally:
+            self._turn.release()
 
     def _update_watch(self) -> None:
         """Call with the lock held, after any change to what it looks at."""

@@ -80,9 +80,8 @@ class Outbox:
             if self._has_ended:
                 return
             self._has_ended = True
-            if (
-                not self._queue
-            ):  # Else a frame may be half-way out, and this would end up inside it.
+            # With messages queued, a frame may be half-way out, and this would land inside it.
+            if not self._queue:
                 say_bye(self._stream)
             self._changed.notify_all()
         cut(self._stream)

@@ -189,12 +189,12 @@ def test_ending_frees_a_blocked_receive(pair: Pair, free: Callable[[Channels], N
 def test_a_full_channel_says_for_what_it_had_no_room(pair: Pair) -> None:
     a, b = pair.open_both()
 
-    def fill() -> None:
+    def send_too_much() -> None:
         for number in range(100):
             a.send(B, ACTIVATION, str(number), [torch.zeros(4_000_000)], timeout_s=0.0)
 
     with a, b, pytest.raises(PeerSilent, match=r"room to send activation '\d+' \(4 queued\)"):
-        fill()
+        send_too_much()
 
 
 def test_poison_frees_a_send_that_waits_for_room(pair: Pair) -> None:
