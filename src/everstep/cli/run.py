@@ -7,12 +7,14 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from everstep.core.errors import ConfigError
+from everstep.core.events import EventLog, Subscriber
 
 if TYPE_CHECKING:
     from everstep.membership.coordinator import Coordinator
@@ -57,9 +59,10 @@ def run_command(
     from everstep.launch.local import run_local
     from everstep.launch.warm import Script
 
-    with _coordinator(replicas, stages, host, port, token, events) as coordinator:
+    bind = Binding(host=host, port=port, token=token)
+    with local_coordinator(replicas, stages, bind=bind, events=events) as coordinator:
         outcome = run_local(Script(script, tuple(args or ())), coordinator=coordinator)
-    _leave(outcome)
+    leave(outcome)
 
 
 def coordinator_command(
@@ -73,7 +76,8 @@ def coordinator_command(
     """Coordinates a job whose workers are started by agents, here or elsewhere."""
     from everstep.launch.local import stopping_on_signals
 
-    with _coordinator(replicas, stages, host, port, token, events) as coordinator:
+    bind = Binding(host=host, port=port, token=token)
+    with local_coordinator(replicas, stages, bind=bind, events=events) as coordinator:
         print(f"listening on {coordinator.address}", flush=True)
 
         def stop(outcome: Outcome) -> None:
@@ -81,7 +85,7 @@ def coordinator_command(
 
         with stopping_on_signals(stop):
             outcome = asyncio.run(coordinator.serve())
-    _leave(outcome)
+    leave(outcome)
 
 
 def agent_command(
@@ -106,24 +110,38 @@ def agent_command(
     agent = Agent(Script(script, tuple(args or ())), settings)
     with stopping_on_signals(agent.request_stop):
         outcome = agent.run()
-    _leave(outcome)
+    leave(outcome)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binding:
+    """Where the coordinator listens, as the flags say."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    token: str = ""
 
 
 @contextmanager
-def _coordinator(
-    replicas: int, stages: int, host: str, port: int, token: str, events: Path | None
+def local_coordinator(
+    replicas: int,
+    stages: int,
+    *,
+    events: Path | None,
+    bind: Binding | None = None,
+    subscriber: Subscriber | None = None,
 ) -> Iterator[Coordinator]:
+    """A coordinator that shows its progress, writes its events and can be found by `status`."""
+    bind = bind or Binding()
     for flag, value in (("--replicas", replicas), ("--stages", stages)):
         if value < 1:
             raise ConfigError(flag, value, "must be at least 1")
     from everstep.cli.progress import Progress
-    from everstep.core.events import EventLog
     from everstep.launch.registry import announced
     from everstep.membership.access import Bind
     from everstep.membership.roster import Shape
     from everstep.training.coordinating import coordinator_of
 
-    bind = Bind(host=host, port=port, token=token)
     with ExitStack() as stack:
         try:
             log = stack.enter_context(EventLog(events))
@@ -131,10 +149,16 @@ def _coordinator(
             raise ConfigError("--events", events, error.strerror or str(error)) from None
         progress = stack.enter_context(Progress(replicas=replicas, stages=stages))
         log.subscribe(progress.show)
+        if subscriber is not None:
+            log.subscribe(subscriber)
         coordinator = stack.enter_context(
-            coordinator_of(Shape(replicas, stages), bind=bind, events=log)
+            coordinator_of(
+                Shape(replicas, stages),
+                bind=Bind(host=bind.host, port=bind.port, token=bind.token),
+                events=log,
+            )
         )
-        stack.enter_context(announced(coordinator.address, token=token))
+        stack.enter_context(announced(coordinator.address, token=bind.token))
         yield coordinator
 
 
@@ -145,7 +169,7 @@ def _check_script(script: Path) -> None:
         raise ConfigError("SCRIPT", script, "cannot be read")
 
 
-def _leave(outcome: Outcome) -> None:
+def leave(outcome: Outcome) -> None:
     """Says why a job ended, once, with the traceback of the worker that ended it."""
     if outcome.exit_code == 0:
         return

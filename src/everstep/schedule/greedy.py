@@ -17,6 +17,13 @@ Priorities = list[float]
 
 B_FIRST, F_FIRST = float("-inf"), float("inf")
 
+PATIENCE_FRACTION = 0.25
+"""Of an action's duration: rather than start it, a worker waits so long for something more urgent
+that is on its way. Without it, a B that comes a hair too late finds a W just started."""
+
+_NEAREST = 4
+"""How many of the things on their way are looked at; the heap has the very next one first."""
+
 _NOTHING = (float("inf"), 0, 0)
 
 
@@ -57,6 +64,11 @@ class _Run:
         self.priority = priority
         self.starts = [-1] * (work.num_jobs * work.stages * 3)
         self.order: list[int] = []
+        self.durations = (
+            work.forward,
+            tuple(work.gradient_delay(stage) for stage in range(work.stages)),
+            work.weight_gradient,
+        )
         self.room = [work.limit[worker // work.replicas] for worker in range(num_workers)]
         self.is_busy = [False] * num_workers
         # Ready operations per worker and kind: heaps of (urgency, arrival, operation).
@@ -64,6 +76,8 @@ class _Run:
             [[], [], []] for _ in range(num_workers)
         ]
         self.last_urgency: dict[tuple[int, int, int], float] = {}
+        # What others are working on for a worker: heaps of (arrival time, urgency, kind).
+        self.coming: list[list[tuple[int, float, int]]] = [[] for _ in range(num_workers)]
         self.num_arrived = 0
         # Things that will happen: (time, sequence, operation * 2 + is_arrival). What is sent first
         # arrives first even when sending takes no time.
@@ -96,35 +110,62 @@ class _Run:
         F needs room under the in-flight limit. When only room is missing, the W that would give
         it inherits the urgency of the F that waits for it.
         """
-        work = self.work
-        forwards, gradients, weights = self.ready[worker]
+        forwards, gradients, weights = ready = self.ready[worker]
         forward = forwards[0] if forwards else _NOTHING
         gradient = gradients[0] if gradients else _NOTHING
         weight = weights[0] if weights else _NOTHING
         if forwards and not self.room[worker]:
             weight = min(weight, forward) if weights else _NOTHING
             forward = _NOTHING
-        stage = worker // work.replicas
         if forward < gradient and forward <= weight:
-            operation = heappop(forwards)[2]
-            self.room[worker] -= 1
-            duration = work.forward[stage]
-        elif gradient is not _NOTHING and gradient <= weight:
-            operation = heappop(gradients)[2]
-            duration = work.gradient_delay(stage)
-            if work.is_glued:
-                self.starts[operation + 1] = now + work.input_gradient[stage]
-        elif weight is not _NOTHING:
-            operation = heappop(weights)[2]
-            duration = work.weight_gradient[stage]
+            kind, urgency = F, forward[0]
+        elif gradient <= weight:
+            kind, urgency = B, gradient[0]
         else:
+            kind, urgency = W, weight[0]
+        if not ready[kind]:
             return
+        duration = self.durations[kind][worker // self.work.replicas]
+        if self._is_worth_waiting(worker, urgency, now=now, duration=duration):
+            return
+        operation = heappop(ready[kind])[2]
+        if kind == F:
+            self.room[worker] -= 1
+        self._start(worker, operation, now=now, duration=duration)
+
+    def _is_worth_waiting(self, worker: int, urgency: float, *, now: int, duration: int) -> bool:
+        """Whether something more urgent arrives soon; its arrival makes the worker pick again."""
+        coming = self.coming[worker]
+        while coming and coming[0][0] <= now:
+            heappop(coming)
+        latest = now + duration * PATIENCE_FRACTION
+        return any(
+            at <= latest and other < urgency and (kind != F or self.room[worker])
+            for at, other, kind in coming[:_NEAREST]
+        )
+
+    def _start(self, worker: int, operation: int, *, now: int, duration: int) -> None:
         self.is_busy[worker] = True
         self.starts[operation] = now
         self.order.append(operation)
-        if work.is_glued and operation % 3 == B:
+        if self.work.is_glued and operation % 3 == B:
+            stage = worker // self.work.replicas
+            self.starts[operation + 1] = now + self.work.input_gradient[stage]
             self.order.append(operation + 1)
         self._expect(now + duration, operation * 2)
+        self._foretell(operation, now + duration + self.work.transfer)
+
+    def _foretell(self, operation: int, arrival: int) -> None:
+        """Lets the worker that the result goes to know when it will come."""
+        work = self.work
+        place, kind = divmod(operation, 3)
+        job, stage = divmod(place, work.stages)
+        following = stage + 1 if kind == F else stage - 1
+        if kind == W or not 0 <= following < work.stages:
+            return
+        worker = following * work.replicas + self.routes[following][job]
+        target = operation + 3 * (following - stage)
+        heappush(self.coming[worker], (arrival, self.priority[target], kind))
 
     def _expect(self, time: int, event: int) -> None:
         self.num_events += 1
