@@ -147,7 +147,7 @@ def _undo_adadelta(batch: Batch) -> None:
     """
     rho, eps = batch.hyper["rho"], batch.hyper["eps"]
     grads = decayed_grads(batch, decay=batch.hyper["weight_decay"])
-    variances = torch._foreach_add(batch.state["square_avg"], eps)
+    variances = list(torch._foreach_add(batch.state["square_avg"], eps))
     accumulated = batch.state["acc_delta"]
     shares = torch._foreach_mul(grads, grads)
     torch._foreach_div_(shares, variances)
@@ -157,12 +157,15 @@ def _undo_adadelta(batch: Batch) -> None:
     torch._foreach_div_(accumulated, shares)
     torch._foreach_clamp_min_(accumulated, 0.0)
     if not batch.has_params:
-        scales = torch._foreach_add(accumulated, eps)
+        scales = shares
+        torch._foreach_copy_(scales, accumulated)
+        torch._foreach_add_(scales, eps)
         torch._foreach_div_(scales, variances)
         torch._foreach_sqrt_(scales)
         torch._foreach_addcmul_(batch.params, scales, grads, value=batch.lr)
     if not batch.is_first:
-        undo_square_average(batch.state["square_avg"], grads, beta=rho, batch=batch)
+        torch._foreach_copy_(variances, grads)
+        undo_square_average(batch.state["square_avg"], variances, beta=rho, batch=batch)
 
 
 def _adadelta_obstacles(hyper: Hyper) -> Obstacles:
