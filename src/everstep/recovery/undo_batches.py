@@ -129,7 +129,7 @@ class Bucket:
         for param, state in zip(self.params, self.states, strict=True):
             assert param.grad is not None
             row = (param, param.grad, *(state[name] for name in self.key.tensors))
-            row = tuple(_real(tensor.detach()) for tensor in row)
+            row = tuple(_real(tensor) for tensor in row)
             if whole or row[0].numel() <= limit or not all(t.is_contiguous() for t in row):
                 yield row
             else:

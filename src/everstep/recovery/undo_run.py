@@ -167,6 +167,8 @@ class Undoing:
                 tensors=tuple(name for name in rule.tensors if _is_tensor(state.get(name))),
                 is_first=self._is_first(param, scalars),
             )
+            if rule.was_first is not None and self.hypers[index]["momentum"] and not key.tensors:
+                raise self._cannot("a parameter has no momentum buffer: no step to undo")
             bucket = buckets.setdefault(key, Bucket(key=key, hyper=self.hypers[index]))
             bucket.params.append(param)
             bucket.states.append(state)

@@ -433,6 +433,8 @@ def test_there_must_be_a_step_to_undo() -> None:
         undo(torch.optim.Adam(params))
     with pytest.raises(CannotUndo, match="no step to undo"):
         undo(torch.optim.Adagrad(params))
+    with pytest.raises(CannotUndo, match="no step to undo"):
+        undo(torch.optim.SGD(params, momentum=0.9))
 
 
 def test_sparse_gradients_are_refused() -> None:
