@@ -73,10 +73,13 @@ class Progress:
                     f" scaled by {fields['scale']:.4g}"
                 )
             case "worker_lost":
+                self._num_joined -= 1
                 self._say(
                     f"lost worker {fields['replica']}:{fields['stage']} (pid {fields['pid']}):"
                     f" {fields['how']}"
                 )
+            case "recovered":
+                self._say(f"step {fields['step']}: recovered in {fields['seconds']:.2f} s")
             case "step":
                 self._step(fields)
             case "finished":

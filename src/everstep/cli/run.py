@@ -30,6 +30,11 @@ Token = Annotated[
 Events = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Append events there, one JSON object a line.")
 ]
+DEFAULT_REPLACE_AFTER = "5"
+ReplaceAfter = Annotated[
+    str,
+    typer.Option(metavar="SECONDS|never", help="When a lost worker is started again."),
+]
 ScriptPath = Annotated[Path, typer.Argument(metavar="SCRIPT", help="The training script.")]
 ScriptArgs = Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...")]
 
@@ -52,15 +57,30 @@ def run_command(
     port: Port = 0,
     token: Token = "",
     events: Events = None,
+    kill: Annotated[
+        list[str] | None,
+        typer.Option(metavar="R:S@STEP", help="Kill a worker during a step; may be repeated."),
+    ] = None,
+    replace_after: ReplaceAfter = DEFAULT_REPLACE_AFTER,
 ) -> None:
     """Trains SCRIPT with a coordinator and all workers on this machine."""
     _check_script(script)
+    from everstep.testing.faults import KillAt, Killer
+
+    killer = Killer([KillAt.parse(text, field="--kill") for text in kill or ()])
     # Loads torch, which the other commands do without.
     from everstep.launch.local import run_local
     from everstep.launch.warm import Script
 
     bind = Binding(host=host, port=port, token=token)
-    with local_coordinator(replicas, stages, bind=bind, events=events) as coordinator:
+    with local_coordinator(
+        replicas,
+        stages,
+        bind=bind,
+        events=events,
+        replace_after_s=_seconds_or_never(replace_after),
+        subscriber=killer.note,
+    ) as coordinator:
         outcome = run_local(Script(script, tuple(args or ())), coordinator=coordinator)
     leave(outcome)
 
@@ -72,12 +92,19 @@ def coordinator_command(
     port: Port = 0,
     token: Token = "",
     events: Events = None,
+    replace_after: ReplaceAfter = DEFAULT_REPLACE_AFTER,
 ) -> None:
     """Coordinates a job whose workers are started by agents, here or elsewhere."""
     from everstep.launch.local import stopping_on_signals
 
     bind = Binding(host=host, port=port, token=token)
-    with local_coordinator(replicas, stages, bind=bind, events=events) as coordinator:
+    with local_coordinator(
+        replicas,
+        stages,
+        bind=bind,
+        events=events,
+        replace_after_s=_seconds_or_never(replace_after),
+    ) as coordinator:
         print(f"listening on {coordinator.address}", flush=True)
 
         def stop(outcome: Outcome) -> None:
@@ -129,6 +156,7 @@ def local_coordinator(
     *,
     events: Path | None,
     bind: Binding | None = None,
+    replace_after_s: float | None = None,
     subscriber: Subscriber | None = None,
 ) -> Iterator[Coordinator]:
     """A coordinator that shows its progress, writes its events and can be found by `status`."""
@@ -140,6 +168,7 @@ def local_coordinator(
     from everstep.launch.registry import announced
     from everstep.membership.access import Bind
     from everstep.membership.roster import Shape
+    from everstep.membership.world import WorldSettings
     from everstep.training.coordinating import coordinator_of
 
     with ExitStack() as stack:
@@ -156,10 +185,23 @@ def local_coordinator(
                 Shape(replicas, stages),
                 bind=Bind(host=bind.host, port=bind.port, token=bind.token),
                 events=log,
+                settings=WorldSettings(replace_after_s=replace_after_s),
             )
         )
         stack.enter_context(announced(coordinator.address, token=bind.token))
         yield coordinator
+
+
+def _seconds_or_never(text: str) -> float | None:
+    if text == "never":
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise ConfigError("--replace-after", text, "must be a number of seconds, or never")
+    return seconds
 
 
 def _check_script(script: Path) -> None:

@@ -66,11 +66,15 @@ class Update:
         if self.scheduler is not None:
             self.scheduler.step()
 
-    def redo(self, *, scale: float) -> UndoReport | None:
-        """Takes the last step back and again, with its gradients scaled."""
+    def take_back(self) -> UndoReport | None:
+        """Undoes the last step; its gradients stay as they were applied."""
         if self.optimizer is None:
             return None
-        report = undo(self.optimizer, record=self._record)
+        return undo(self.optimizer, record=self._record)
+
+    def redo(self, *, scale: float) -> UndoReport | None:
+        """Takes the last step back and again, with its gradients scaled."""
+        report = self.take_back()
         self._scale(scale)
         self.step()
         return report

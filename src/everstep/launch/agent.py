@@ -158,7 +158,8 @@ class Agent:
             link.send(
                 m.WorkerExited(uid=exited.uid, number=seat.number, pid=exited.pid, code=exited.code)
             )
-        if exited.code != 0 and self._bad_exit is None:
+        # One ended by a signal is a loss: whether the job went on without it, the coordinator says.
+        if exited.code > 0 and self._bad_exit is None:
             why = f"worker {seat.label} (pid {exited.pid}): {describe_exit(exited.code)}"
             self._bad_exit = Outcome(exit_code=1, why=why)
 

@@ -41,6 +41,7 @@ class Client:
         self._resume: m.Resume | None = None
         self._halt: m.Halt | None = None
         self._replan: m.Replan | None = None
+        self._boundary: int | None = None
         self._watermark = -1
         self._stop: m.Stop | None = None
         self._closed_why: str | None = None
@@ -80,6 +81,11 @@ class Client:
         with self._news:
             self._raise_if_halted()
             self._raise_if_gone()
+
+    def is_boundary(self, step: int) -> bool:
+        """Whether this generation ends by plan after `step`."""
+        with self._news:
+            return self._boundary is not None and self._boundary <= step
 
     def take_replan(self, step: int) -> m.Replan | None:
         """The plan to run from `step` on, once, when it changed."""
@@ -139,11 +145,14 @@ class Client:
                 case m.Resume():
                     self._resume = message
                     self._halt = self._replan = None
-                    self._watermark = message.step - 1
+                    self._boundary = None
+                    self._watermark = message.watermark
                 case m.Replan():
                     self._replan = message
                 case m.Watermark():
                     self._watermark = message.step
+                case m.Boundary():
+                    self._boundary = message.after_step
                 case m.Halt():
                     self._halt = message
                 case m.Stop():

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from everstep.core.errors import NormNotFinite, ProtocolBroken
 from everstep.core.ids import WorkerId
-from everstep.membership.messages import ClipMode, JobFacts, RollBack, StepDone
+from everstep.membership.messages import ClipMode, JobFacts, RollBack, StepDone, StepResult
 
 TORCH_CLIP_EPSILON = 1e-6
 """`torch.nn.utils.clip_grad_norm_` scales by clip_norm / (norm + 1e-6); so do we, to equal it."""
@@ -46,6 +46,19 @@ class StepLedger:
         if place in self.reports:
             raise ProtocolBroken(f"it finished step {report.step} twice", peer=f"worker {place}")
         self.reports[place] = report
+
+    def adopt(self, place: WorkerId, *, generation: int) -> None:
+        """The worker got the open step's state by copy: as good as having run it."""
+        self.reports[place] = StepDone(generation=generation, step=self.open_step, seconds=0.0)
+
+    def reopen(self) -> None:
+        """The open step is undone by whoever took it, and will be run again."""
+        self.reports = {}
+
+    def result(self) -> StepResult | None:
+        """Of the open step, when somebody has told it."""
+        summary = self.summary()
+        return None if summary.loss is None else StepResult(summary.loss, summary.metrics)
 
     def is_complete(self, live: Collection[WorkerId]) -> bool:
         return all(place in self.reports for place in live)

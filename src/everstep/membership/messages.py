@@ -17,7 +17,7 @@ from everstep.core.errors import MessageInvalid
 from everstep.core.ids import WorkerId
 from everstep.schedule.actions import Action, Kind
 
-VERSION = 1
+VERSION = 2
 """Raised whenever a message changes: both ends of a connection must have the same."""
 
 SUBPROTOCOL = f"everstep.v{VERSION}"
@@ -96,6 +96,21 @@ class Meeting(_Value, frozen=True, kw_only=True):
     token: str = ""
 
 
+class Copy(_Value, frozen=True):
+    """The worker of replica `target` gets the state of that of replica `source`."""
+
+    stage: int
+    source: int
+    target: int
+
+
+class StepResult(_Value, frozen=True):
+    """Of a step that a worker is given without having run it."""
+
+    loss: float | None
+    metrics: dict[str, float]
+
+
 class Seat(_Value, frozen=True):
     """A worker to start: its number, and how its output is marked."""
 
@@ -142,8 +157,33 @@ class Profile(_Message, frozen=True):
 
 class Halted(_Message, frozen=True):
     generation: int
-    finished_step: int
-    """The last step whose optimizer step was taken; -1 before the first."""
+    finished_step: int | None
+    """The last step whose optimizer step was taken; -1 before the first, None without a state."""
+
+    operations: int = 0
+    """Evaluations and gatherings completed so far."""
+
+
+class Broken(_Message, frozen=True):
+    """A connection to a peer broke, or a peer was silent for too long."""
+
+    generation: int
+    cause: str
+
+
+class Resumed(_Message, frozen=True):
+    """Connected, and copied what was to be copied."""
+
+    generation: int
+    connect_s: float
+    copy_s: float
+
+
+class Copied(_Message, frozen=True):
+    """Holds a copy of a peer's state, as of after `step`."""
+
+    generation: int
+    step: int
 
 
 class Failed(_Message, frozen=True):
@@ -190,11 +230,14 @@ class Welcome(_Message, frozen=True, kw_only=True):
 
 
 class Resume(_Message, frozen=True, kw_only=True):
-    """Train in `generation`. Says Watermark(step - 1) too: everybody finished what was before."""
+    """Train in `generation`."""
 
     generation: int
     step: int
     """The next to run."""
+
+    watermark: int
+    """What everybody has finished. `step - 1`, or one less while some still copy that state."""
 
     actions: tuple[ActionRow, ...]
     members: tuple[Member, ...]
@@ -204,6 +247,16 @@ class Resume(_Message, frozen=True, kw_only=True):
 
     redo: RollBack | None = None
     """To be done first, even when this generation has already been halted again."""
+
+    undo: bool = False
+    """Take the last finished step back first; likewise."""
+
+    copies: tuple[Copy, ...] = ()
+    operations: int = 0
+    """Completed by everybody: later ones must be served again."""
+
+    result: StepResult | None = None
+    """Of step `step - 1`, for those who get its state by copy."""
 
 
 class Replan(_Message, frozen=True, kw_only=True):
@@ -219,6 +272,13 @@ class Watermark(_Message, frozen=True):
 
     generation: int
     step: int
+
+
+class Boundary(_Message, frozen=True):
+    """Halt by yourself when `after_step` is finished: a new worker joins there."""
+
+    generation: int
+    after_step: int
 
 
 class Halt(_Message, frozen=True):
@@ -237,9 +297,21 @@ class Spawn(_Message, frozen=True):
     seats: tuple[Seat, ...]
 
 
-FromWorker: TypeAlias = Hello | Ready | StepDone | Profile | Halted | Failed | Finished | Heartbeat
+FromWorker: TypeAlias = (
+    Hello
+    | Ready
+    | StepDone
+    | Profile
+    | Halted
+    | Broken
+    | Resumed
+    | Copied
+    | Failed
+    | Finished
+    | Heartbeat
+)
 FromAgent: TypeAlias = AgentHello | WorkerExited | Heartbeat
-ToWorker: TypeAlias = Welcome | Resume | Replan | Watermark | Halt | Stop
+ToWorker: TypeAlias = Welcome | Resume | Replan | Watermark | Boundary | Halt | Stop
 ToAgent: TypeAlias = Spawn | Stop
 Message: TypeAlias = FromWorker | FromAgent | ToWorker | ToAgent
 

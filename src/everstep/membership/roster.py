@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -49,7 +50,10 @@ class Worker:
     state: State = State.JOINING
     job: JobFacts | None = None
     profile: StageProfile | None = None
-    finished_step: int = -1
+    finished_step: int | None = -1
+    """None for a new worker that has no state yet."""
+
+    operations: int = 0
 
     @property
     def uid(self) -> str:
@@ -83,10 +87,11 @@ class Roster:
     agents: dict[str, AgentRecord] = field(default_factory=dict)
 
     def add(self, hello: Hello, *, now_s: float) -> Worker:
-        """Takes the place of its number, or none when that is taken."""
+        """Takes the place of its number, or the vacancy where it helps most; none when there is
+        no vacancy."""
         place = self.shape.place(hello.number)
-        if place in self.placed():
-            place = None
+        if place is None or place in self.placed():
+            place = self.best_vacancy()
         worker = Worker(hello, place, now_s)
         self.workers[hello.uid] = worker
         return worker
@@ -99,6 +104,22 @@ class Roster:
         by_place = {worker.place: worker for worker in self.here() if worker.place is not None}
         return {place: by_place[place] for place in sorted(by_place)}
 
+    def vacancies(self) -> list[WorkerId]:
+        live = self.placed()
+        return [place for place in self.shape.places() if place not in live]
+
+    def best_vacancy(self) -> WorkerId | None:
+        """Of the stage with the fewest live workers: it sets everybody's pace."""
+        vacancies = self.vacancies()
+        losses = Counter(place.stage for place in vacancies)
+        return min(vacancies, key=lambda place: (-losses[place.stage], place), default=None)
+
+    def agent_of(self, number: int) -> str | None:
+        """The uid of the live agent that was told to start worker `number`, or of any other."""
+        here = [uid for uid, agent in self.agents.items() if agent.is_here]
+        theirs = [u for u in here if any(s.number == number for s in self.agents[u].seats)]
+        return next(iter(theirs + here), None)
+
     def members(self) -> tuple[Member, ...]:
         return tuple(
             Member(
@@ -108,6 +129,7 @@ class Roster:
                 data_address=worker.hello.data_address,
             )
             for place, worker in self.placed().items()
+            if worker.state is State.STANDBY
         )
 
     def seats_for(self, *, offered: int) -> tuple[Seat, ...]:

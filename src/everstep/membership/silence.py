@@ -15,7 +15,7 @@ class Patience:
     lose_after_s: float = 5.0
     """Of silence. Closed connections and exits are noticed at once, whatever this says."""
 
-    halt_within_s: float = 10.0
+    halt_within_s: float = 60.0
     """A worker that has not said Halted by then is lost."""
 
     tick_gap_s: float = 1.0

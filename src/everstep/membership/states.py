@@ -15,7 +15,8 @@ class State(StrEnum):
     """Said Hello; its script is still building the job."""
 
     STANDBY = "standby"
-    """Waits for the next generation: a new worker, or one that halted and kept its state."""
+    """Waits for the next generation: a new worker, or one that halted and kept its state. Who
+    reaches an agreed boundary halts without being told."""
 
     TRAINING = "training"
     SUSPECTED = "suspected"
@@ -52,7 +53,10 @@ TRANSITIONS: dict[tuple[State, Happening], State] = {
     (State.SUSPECTED, Happening.HEARD): State.TRAINING,
     (State.TRAINING, Happening.HALT_TOLD): State.HALTING,
     (State.SUSPECTED, Happening.HALT_TOLD): State.HALTING,
+    (State.FINISHED, Happening.HALT_TOLD): State.HALTING,
     (State.HALTING, Happening.HALTED): State.STANDBY,
+    (State.TRAINING, Happening.HALTED): State.STANDBY,
+    (State.SUSPECTED, Happening.HALTED): State.STANDBY,
     (State.TRAINING, Happening.DONE): State.FINISHED,
     (State.FINISHED, Happening.GONE): State.LEFT,
     (State.JOINING, Happening.GONE): State.LOST,

@@ -12,6 +12,7 @@ finished t, may have finished t+1, and may have run F and B, but not W, of t+2.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from everstep.core.errors import ConfigError, EverstepError, ProtocolBroken
@@ -21,6 +22,15 @@ from everstep.membership.exits import describe_exit
 from everstep.membership.ledger import StepLedger, StepSummary, decide_roll_back
 from everstep.membership.planbook import PlanBook
 from everstep.membership.planning import Planner
+from everstep.membership.recovering import Decide, Hopeless, Recovery
+from everstep.membership.regrouping import (
+    Halting,
+    Outage,
+    Respawn,
+    copies_on_the_wire,
+    is_still_running,
+    survivors,
+)
 from everstep.membership.roster import AgentRecord, Roster, Shape, Worker
 from everstep.membership.silence import GiveUp, Patience, Suspect, Trust, judge
 from everstep.membership.states import Happening, State
@@ -38,6 +48,9 @@ from everstep.membership.traffic import (
 )
 from everstep.membership.wording import differences, who
 
+FRUITLESS_LIMIT = 5
+"""Changes of generation without a step in between, because of channels that broke for no loss."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldSettings:
@@ -46,14 +59,8 @@ class WorldSettings:
 
     patience: Patience = field(default_factory=Patience)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Halting:
-    """Every worker is being stopped; then `redo` opens the next generation."""
-
-    since_s: float
-    why: str
-    redo: m.RollBack
+    replace_after_s: float | None = None
+    """A lost worker is started again so long after its loss; None for never."""
 
 
 class World:
@@ -63,6 +70,7 @@ class World:
         settings: WorldSettings | None = None,
         *,
         planner: Planner,
+        decide: Decide,
         meeting: m.Meeting,
     ) -> None:
         self.shape = shape
@@ -74,7 +82,14 @@ class World:
         self.job: m.JobFacts | None = None
         self.outcome: Outcome | None = None
         self._meeting = meeting
-        self._halting: _Halting | None = None
+        self._decide = decide
+        self._halting: Halting | None = None
+        self._boundary: int | None = None
+        self._outage: Outage | None = None
+        self._members: set[str] = set()
+        self._respawns: list[Respawn] = []
+        self._has_finished = False
+        self._num_fruitless = 0
         self._step_began_s = 0.0
         self._first_step_s = 0.0
         self._ticked_s: float | None = None
@@ -128,12 +143,25 @@ class World:
                 self._step_done(worker, message, now_s)
             case m.Profile():
                 self._profile(worker, message)
-            case m.Halted():
-                self._halted(worker, message, now_s)
             case m.Failed():
                 self._user_failure(worker, message)
             case m.Finished():
                 self._finished(worker, now_s)
+            case _:
+                self._about_generations(worker, message, now_s)
+
+    def _about_generations(
+        self, worker: Worker, message: m.FromWorker | m.FromAgent, now_s: float
+    ) -> None:
+        match message:
+            case m.Halted():
+                self._halted(worker, message, now_s)
+            case m.Broken():
+                self._broken(worker, message, now_s)
+            case m.Resumed():
+                self._resumed(message)
+            case m.Copied():
+                self._copied(worker, message, now_s)
             case _:
                 pass  # a heartbeat was heard: that is all there is to it
 
@@ -151,6 +179,8 @@ class World:
             self._send(uid, m.Stop(f"the uid {uid} has been used: a worker joins once", 1))
             return
         worker = self.roster.add(hello, now_s=now_s)
+        if self.generation > 0:
+            worker.finished_step = None
         if worker.place is not None:
             self._welcome(worker, worker.place)
 
@@ -172,46 +202,102 @@ class World:
             raise ConfigError(
                 "job", worker, f"must be the same on all workers: {differences(job, self.job)}"
             )
-        placed = self.roster.placed()
-        waiting = [w for w in placed.values() if w.state is State.STANDBY]
-        if self.generation == 0 and len(waiting) == self.shape.num_workers:
+        waiting = [w for w in self.roster.placed().values() if w.state is State.STANDBY]
+        if self.generation > 0:
+            self._admit()
+        elif len(waiting) == self.shape.num_workers:
             self._first_step_s = now_s
-            self._form(now_s, redo=None, why="all workers are ready")
+            self._form(now_s, why="all workers are ready")
+
+    def _admit(self) -> None:
+        """Chooses the step after which the new worker joins: one that nobody can have begun, for
+        the reason `_replan` gives, so nobody's work is thrown away."""
+        assert self.job is not None
+        if self._halting is not None or self._boundary is not None:
+            return  # a generation is being formed anyway
+        after_step = self.ledger.open_step + 1
+        if after_step + 1 >= self.job.steps:
+            return  # the job is as good as done
+        self._boundary = after_step
+        for worker in self.roster.placed().values():
+            if is_still_running(worker):
+                self._send(worker.uid, m.Boundary(self.generation, after_step))
 
     # Generations.
 
-    def _form(self, now_s: float, *, redo: m.RollBack | None, why: str) -> None:
-        """Starts the next generation with the live workers, at the open step."""
+    def _form(self, now_s: float, *, why: str, redo: m.RollBack | None = None) -> None:
+        """Starts the next generation with the workers that wait, from where they can all go on."""
         assert self.job is not None
-        live = self.roster.placed()
+        live = {p: w for p, w in self.roster.placed().items() if w.state is State.STANDBY}
+        decision = self._decide(
+            survivors(live.values()), shape=self.shape, open_step=self.ledger.open_step
+        )
+        if isinstance(decision, Hopeless):
+            last = self.ledger.open_step - 1
+            self._fail(f"training cannot go on: {decision.reason} (last finished step: {last})")
+            return
+        result = self.ledger.result() if decision.copies else None
+        redo = self._settle(decision, live, now_s) or redo
         self.generation += 1
-        self._halting = None
+        self._halting = self._boundary = None
         self._step_began_s = now_s
         self.plans.make(self.job, live)
-        members, step = self.roster.members(), self.ledger.open_step
+        step = decision.finished_step + 1
         fields = {"number": self.generation, "resume_step": step, "reason": why}
-        self._emit("generation", **fields, **self.plans.fields(live))
+        recovery = {
+            "rungs": {str(stage): str(rung) for stage, rung in enumerate(decision.rungs)},
+            "decision": decision.reason,
+        }
+        self._emit("generation", **fields, **recovery, **self.plans.fields(live))
+        if self._outage is not None:
+            self._outage.formed_s = now_s
+        members = self.roster.members()
+        self._members = {member.uid for member in members}
         for place, worker in live.items():
             worker.move(Happening.RESUMED)
             resume = m.Resume(
                 generation=self.generation,
                 step=step,
+                watermark=self.ledger.open_step - 1,
                 actions=self.plans.actions_of(place),
                 members=members,
                 meeting=self._meeting,
                 profile_steps=self.settings.profile_steps if self.plans.durations is None else 0,
                 redo=redo,
+                undo=place in decision.undo,
+                copies=copies_on_the_wire(decision),
+                operations=decision.operations,
+                result=result,
             )
             self._send(worker.uid, resume)
 
-    def _halt(self, now_s: float, *, redo: m.RollBack, why: str) -> None:
-        self._halting = _Halting(since_s=now_s, why=why, redo=redo)
+    def _settle(
+        self, decision: Recovery, live: Mapping[WorkerId, Worker], now_s: float
+    ) -> m.RollBack | None:
+        """Brings the books to where the decision says. The open step stands when everybody has it,
+        and may then still have to be scaled."""
+        for place in decision.undo:
+            live[place].finished_step = decision.finished_step
+        if decision.finished_step < self.ledger.open_step:
+            self.ledger.reopen()
+            return None
+        if not self.ledger.is_complete(live):
+            return None  # some copy it first; their word closes it
+        redo = self._judge_step(now_s)
+        self.ledger.close()
+        return redo
+
+    def _halt(self, now_s: float, *, why: str, redo: m.RollBack | None = None) -> None:
+        self._halting = Halting(since_s=now_s, why=why, redo=redo)
         for worker in self.roster.placed().values():
-            worker.move(Happening.HALT_TOLD)
-            self._send(worker.uid, m.Halt(self.generation, why))
+            if is_still_running(worker) and worker.state is not State.HALTING:
+                worker.move(Happening.HALT_TOLD)
+                self._send(worker.uid, m.Halt(self.generation, why))
+        self._form_when_all_halted(now_s)
 
     def _halted(self, worker: Worker, message: m.Halted, now_s: float) -> None:
-        if message.generation != self.generation or self._halting is None:
+        is_by_plan = self._boundary is not None and message.finished_step == self._boundary
+        if message.generation != self.generation or not (self._halting or is_by_plan):
             raise ProtocolBroken(f"it halted generation {message.generation}", peer=str(worker))
         if message.finished_step != worker.finished_step:
             # Its StepDone would have come first, on the same connection.
@@ -220,10 +306,51 @@ class World:
                 f" and had reported step {worker.finished_step}",
                 peer=str(worker),
             )
+        worker.operations = message.operations
         worker.move(Happening.HALTED)
-        if all(w.state is State.STANDBY for w in self.roster.placed().values()):
-            self.ledger.close()
-            self._form(now_s, redo=self._halting.redo, why=self._halting.why)
+        self._form_when_all_halted(now_s)
+
+    def _form_when_all_halted(self, now_s: float) -> None:
+        if any(is_still_running(worker) for worker in self.roster.placed().values()):
+            return
+        if self._outage is not None:
+            self._outage.halted_s = now_s
+        halting = self._halting
+        if halting is None:
+            self._form(now_s, why=f"new workers join after step {self._boundary}")
+        else:
+            self._form(now_s, redo=halting.redo, why=halting.why)
+
+    def _broken(self, worker: Worker, message: m.Broken, now_s: float) -> None:
+        """A channel broke between two that may both be alive: they are connected anew."""
+        if message.generation != self.generation or self._halting is not None:
+            return  # known already
+        self._num_fruitless += 1
+        if self._num_fruitless > FRUITLESS_LIMIT:
+            self._fail(
+                f"{worker} cannot reach its peers ({message.cause}), and connecting anew"
+                f" {FRUITLESS_LIMIT} times did not help"
+            )
+            return
+        self._halt(now_s, why=f"{worker} reports: {message.cause}")
+
+    def _resumed(self, message: m.Resumed) -> None:
+        if self._outage is not None and message.generation == self.generation:
+            self._outage.connect_s = max(self._outage.connect_s, message.connect_s)
+            self._outage.copy_s = max(self._outage.copy_s, message.copy_s)
+
+    def _copied(self, worker: Worker, message: m.Copied, now_s: float) -> None:
+        if message.generation != self.generation or worker.place is None:
+            raise ProtocolBroken(f"it copied in {message.generation}", peer=str(worker))
+        worker.finished_step = message.step
+        if message.step == self.ledger.open_step:
+            self.ledger.adopt(worker.place, generation=self.generation)
+            if self._halting is None and self.ledger.is_complete(self._trainers()):
+                self._close_step(now_s)
+
+    def _trainers(self) -> list[WorkerId]:
+        """The places whose workers are in the current generation."""
+        return [p for p, w in self.roster.placed().items() if is_still_running(w)]
 
     # Steps.
 
@@ -236,23 +363,31 @@ class World:
             )
         self.ledger.record(worker.place, report)
         worker.finished_step = report.step
-        if self.ledger.is_complete(self.roster.placed()):
+        if self._halting is None and self.ledger.is_complete(self._trainers()):
             self._close_step(now_s)
 
     def _close_step(self, now_s: float) -> None:
         """Every live worker has taken the open step; the norm decides whether it stands."""
+        step = self.ledger.open_step
+        redo = self._judge_step(now_s)
+        self.ledger.close()
+        if redo is not None:
+            why = f"step {step} is taken again, scaled by {redo.scale:.6g}"
+            self._halt(now_s, redo=redo, why=why)
+            return
+        for place in self._trainers():
+            uid = self.roster.placed()[place].uid
+            self._send(uid, m.Watermark(self.generation, step))
+
+    def _judge_step(self, now_s: float) -> m.RollBack | None:
+        """Tells of the open step, which everybody has taken; whether it must be scaled."""
         assert self.job is not None
         step, summary = self.ledger.open_step, self.ledger.summary()
         self._emit_step(step, summary, now_s)
         redo = decide_roll_back(self.job, step=step, norm=summary.norm)
-        if redo is None:
-            self.ledger.close()
-            for worker in self.roster.placed().values():
-                self._send(worker.uid, m.Watermark(self.generation, step))
-            return
-        why = f"step {step} is taken again, scaled by {redo.scale:.6g} (norm {summary.norm:.6g})"
-        self._emit("rollback", step=step, scale=redo.scale, norm=summary.norm)
-        self._halt(now_s, redo=redo, why=why)
+        if redo is not None:
+            self._emit("rollback", step=step, scale=redo.scale, norm=summary.norm)
+        return redo
 
     def _emit_step(self, step: int, summary: StepSummary, now_s: float) -> None:
         self._emit(
@@ -265,10 +400,14 @@ class World:
             breakdown=summary.breakdown,
         )
         self._step_began_s = now_s
+        self._num_fruitless = 0
+        if self._outage is not None and self._halting is None and self._outage.formed_s:
+            self._emit("recovered", step=step, **self._outage.fields(now_s=now_s))
+            self._outage = None
 
     def _profile(self, worker: Worker, message: m.Profile) -> None:
         worker.profile = message.durations
-        live = self.roster.placed()
+        live = {place: self.roster.placed()[place] for place in self._trainers()}
         profiles = {place: w.profile for place, w in live.items() if w.profile is not None}
         if len(profiles) < len(live):
             return
@@ -287,7 +426,7 @@ class World:
         nothing earlier is: a worker that finished t+1 may be in the middle of t+2.
         """
         assert self.job is not None
-        live = self.roster.placed()
+        live = {place: self.roster.placed()[place] for place in self._trainers()}
         self.plans.make(self.job, live)
         from_step = self.ledger.open_step + 2
         fields = {"generation": self.generation, "from_step": from_step}
@@ -300,8 +439,12 @@ class World:
     # Leaving.
 
     def _finished(self, worker: Worker, now_s: float) -> None:
+        if worker.state is State.HALTING:
+            return  # it says so again in the next generation
         worker.move(Happening.DONE)
-        if all(w.state is State.FINISHED for w in self.roster.placed().values()):
+        trainers = [self.roster.placed()[place] for place in self._trainers()]
+        if not self._has_finished and all(w.state is State.FINISHED for w in trainers):
+            self._has_finished = True
             self._emit("finished", steps=self.ledger.open_step, seconds=now_s - self._first_step_s)
 
     def _user_failure(self, worker: Worker, failure: m.Failed) -> None:
@@ -314,7 +457,10 @@ class World:
     def _worker_exited(self, message: m.WorkerExited, now_s: float) -> None:
         how = describe_exit(message.code)
         worker = self.roster.workers.get(message.uid)
-        if worker is None:
+        if worker is None and self.generation > 0:
+            self._emit("replacement_failed", number=message.number, how=how)
+            self._replace(message.number, now_s, again=True)
+        elif worker is None:
             self._fail(
                 f"worker number {message.number} (pid {message.pid}) ended before it joined:"
                 f" {how}; does the script call everstep.train?"
@@ -339,17 +485,49 @@ class World:
         if worker.state is State.LOST:
             self._emit("worker_lost", **who(worker), how=how)
             self._after_loss(worker, how, now_s)
-        elif not self.roster.here():
+        elif not any(is_still_running(other) for other in self.roster.here()):
+            # Whoever waits to join has come too late.
             self._end(Outcome(exit_code=0, why="finished"))
 
-    def _after_loss(self, worker: Worker, how: str, now_s: float) -> None:  # noqa: ARG002
-        """Where the recovery decision is asked. Until there is one, a loss ends the job."""
-        last = self.ledger.open_step - 1
-        self._fail(f"{worker} is lost: {how} (last finished step: {last})")
+    def _after_loss(self, worker: Worker, how: str, now_s: float) -> None:
+        """The others halt, decide and go on; the lost one may be started again."""
+        will_return = self._replace(worker.hello.number, now_s)
+        if self.generation == 0:
+            if not will_return:
+                self._fail(f"{worker} is lost before training began: {how}")
+            return
+        if worker.place is None or worker.uid not in self._members:
+            return  # it never was part of the generation
+        if self._outage is None:
+            self._outage = Outage(since_s=now_s)
+        self._outage.lost.append(worker.place)
+        if self._halting is None:
+            self._halt(now_s, why=f"{worker} is lost: {how}")
+        else:
+            self._form_when_all_halted(now_s)
+
+    def _replace(self, number: int, now_s: float, *, again: bool = False) -> bool:
+        """Whether a worker will be started in the place of a lost one."""
+        wait_s = self.settings.replace_after_s
+        if wait_s is None or self.roster.agent_of(number) is None:
+            return False
+        respawn = Respawn(number, now_s + wait_s, wait_s)
+        self._respawns.append(respawn.later(now_s) if again else respawn)
+        return True
+
+    def _respawn_due(self, now_s: float) -> None:
+        due = [respawn for respawn in self._respawns if respawn.due_s <= now_s]
+        self._respawns = [respawn for respawn in self._respawns if respawn.due_s > now_s]
+        for respawn in due:
+            agent = self.roster.agent_of(respawn.number)
+            place = self.shape.place(respawn.number)
+            if agent is not None and self.roster.vacancies():
+                self._send(agent, m.Spawn((m.Seat(respawn.number, str(place)),)))
 
     # Time.
 
     def _tick(self, now_s: float) -> None:
+        self._respawn_due(now_s)
         gap_s = 0.0 if self._ticked_s is None else now_s - self._ticked_s
         self._ticked_s = now_s
         for worker in self.roster.here():

@@ -13,6 +13,7 @@ from everstep.membership.messages import Meeting
 from everstep.membership.planning import PlanRequest
 from everstep.membership.roster import Shape
 from everstep.membership.world import World, WorldSettings
+from everstep.recovery.decide import decide_recovery
 from everstep.schedule.durations import Durations, StageDurations
 from everstep.schedule.plan import Plan
 from everstep.schedule.planner import Effort, plan
@@ -34,7 +35,7 @@ def coordinator_of(
         meeting = Meeting(
             host=store.address.host, port=store.address.port, token=secrets.token_hex(16)
         )
-        world = World(shape, settings, planner=plan_for, meeting=meeting)
+        world = World(shape, settings, planner=plan_for, decide=decide_recovery, meeting=meeting)
         yield Coordinator(world, events=events, bind=bind)
 
 

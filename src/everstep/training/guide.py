@@ -23,6 +23,7 @@ from everstep.execute.timing import (
 )
 from everstep.membership import messages as m
 from everstep.membership.client import Client
+from everstep.membership.recovering import StateCopy
 from everstep.schedule.actions import Action
 
 
@@ -42,6 +43,13 @@ class Orders:
     meeting: m.Meeting | None = None
     profile_steps: int = 0
     redo: m.RollBack | None = None
+    undo: bool = False
+    copies: tuple[StateCopy, ...] = ()
+    operations: int = 0
+    """Completed by everybody; later ones are to be served again."""
+
+    result: m.StepResult | None = None
+    """Of the step before `step`, for those who get it by copy."""
 
     @property
     def members(self) -> tuple[WorkerId, ...]:
@@ -60,11 +68,20 @@ class Guide(Protocol):
     def take_replan(self, step: int) -> tuple[Action, ...] | None:
         """The actions from `step` on, when they changed."""
 
+    def is_boundary(self, step: int) -> bool:
+        """Whether the generation ends by plan after `step`."""
+
     def report_step(self, report: StepReport) -> None: ...
 
     def report_profile(self, profiler: Profiler) -> None: ...
 
-    def report_halted(self, finished_step: int) -> None: ...
+    def report_halted(self, finished_step: int | None, *, operations: int) -> None: ...
+
+    def report_broken(self, cause: str) -> None: ...
+
+    def report_resumed(self, *, connect_s: float, copy_s: float) -> None: ...
+
+    def report_copied(self, step: int) -> None: ...
 
     def report_finished(self) -> None: ...
 
@@ -98,6 +115,13 @@ class CoordinatorGuide:
             meeting=resume.meeting,
             profile_steps=resume.profile_steps,
             redo=resume.redo,
+            undo=resume.undo,
+            copies=tuple(
+                StateCopy(WorkerId(copy.source, copy.stage), WorkerId(copy.target, copy.stage))
+                for copy in resume.copies
+            ),
+            operations=resume.operations,
+            result=resume.result,
         )
 
     def _on_halt(self, halt: m.Halt) -> None:
@@ -110,6 +134,9 @@ class CoordinatorGuide:
 
     def wait_watermark(self, step: int) -> None:
         self._client.wait_watermark(step)
+
+    def is_boundary(self, step: int) -> bool:
+        return self._client.is_boundary(step)
 
     def take_replan(self, step: int) -> tuple[Action, ...] | None:
         replan = self._client.take_replan(step)
@@ -140,8 +167,17 @@ class CoordinatorGuide:
         )
         self._client.send(m.Profile(self._generation, durations))
 
-    def report_halted(self, finished_step: int) -> None:
-        self._client.send(m.Halted(self._generation, finished_step))
+    def report_halted(self, finished_step: int | None, *, operations: int) -> None:
+        self._client.send(m.Halted(self._generation, finished_step, operations))
+
+    def report_broken(self, cause: str) -> None:
+        self._client.send(m.Broken(self._generation, cause))
+
+    def report_resumed(self, *, connect_s: float, copy_s: float) -> None:
+        self._client.send(m.Resumed(self._generation, connect_s, copy_s))
+
+    def report_copied(self, step: int) -> None:
+        self._client.send(m.Copied(self._generation, step))
 
     def report_finished(self) -> None:
         self._client.send(m.Finished())
@@ -165,6 +201,10 @@ class SoloGuide:
     def wait_watermark(self, step: int) -> None:
         """There is nobody to wait for."""
 
+    def is_boundary(self, step: int) -> bool:
+        del step
+        return False
+
     def take_replan(self, step: int) -> tuple[Action, ...] | None:
         del step
         return None
@@ -175,7 +215,16 @@ class SoloGuide:
     def report_profile(self, profiler: Profiler) -> None:
         """There is nobody to tell."""
 
-    def report_halted(self, finished_step: int) -> None:
+    def report_halted(self, finished_step: int | None, *, operations: int) -> None:
+        """There is nobody to tell."""
+
+    def report_broken(self, cause: str) -> None:
+        """There is nobody to tell."""
+
+    def report_resumed(self, *, connect_s: float, copy_s: float) -> None:
+        """There is nobody to tell."""
+
+    def report_copied(self, step: int) -> None:
         """There is nobody to tell."""
 
     def report_finished(self) -> None:

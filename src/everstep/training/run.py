@@ -1,7 +1,8 @@
 """A run: the plain iterator that a user's loop goes over, on every worker alike.
 
 The one place where the end of a generation is normal life: whatever it interrupts is done again in
-the next one.
+the next one. What the user has been given (`_served`) and what this worker's state is at
+(`_finished_step`) can differ by one after a recovery; the run catches up before it goes on.
 """
 
 from __future__ import annotations
@@ -11,29 +12,40 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from everstep.core.clock import Clock
-from everstep.core.errors import EverstepError, GenerationEnded, PeerLost
+from everstep.core.errors import (
+    EverstepError,
+    GenerationEnded,
+    PeerLost,
+    PeerRefused,
+    PeerSilent,
+)
 from everstep.core.ids import WorkerId
 from everstep.execute.data import Dataset, Fetcher
 from everstep.execute.evaluation import Evaluation
 from everstep.execute.executor import Clipping, Executor, upcoming
 from everstep.execute.gather import receive_state, send_state
 from everstep.execute.links import Links
+from everstep.execute.reduction import sum_over
 from everstep.execute.split import StageModule
 from everstep.execute.stage import Stage
 from everstep.execute.timing import Profiler
 from everstep.execute.update import Update
 from everstep.membership.messages import ClipMode
+from everstep.recovery.transfer import StageState, receive_state_copy, send_state_copy
 from everstep.schedule.actions import Action
 from everstep.training.guide import Guide, Orders
 from everstep.training.job import Job
 
-HALT_WITHIN_S = 30.0
+HALT_WITHIN_S = 60.0
 """A peer's connection may break before the coordinator's word arrives; it must by then."""
 
 LEAVE_WITHIN_S = 10.0
+
+INTERRUPTIONS = (GenerationEnded, PeerLost, PeerSilent, PeerRefused)
 
 Result = TypeVar("Result")
 
@@ -65,6 +77,13 @@ class Holding:
     stages: list[StageModule]
     """All of the model's, for the names of what the others hold."""
 
+    def state(self) -> StageState:
+        return StageState(
+            module=self.stage.module.module,
+            optimizer=self.update.optimizer,
+            scheduler=self.update.scheduler,
+        )
+
 
 class Connect(Protocol):
     def __call__(self, orders: Orders) -> Links:
@@ -83,6 +102,14 @@ class _Pace:
         self._guide.wait_watermark(step)
 
 
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    """An evaluation or a gathering, kept until the next step in case it must be served again."""
+
+    number: int
+    run: Callable[[], object]
+
+
 class Run:
     """Iterate over it to train; evaluate or take the weights between steps."""
 
@@ -94,10 +121,15 @@ class Run:
         self._guide = guide
         self._connect = connect
         self._clock = clock
-        self._finished_step = -1
+        self._finished_step: int | None = None
         self._is_over = False
         self._links: Links | None = None
+        self._results: dict[int, Step] = {}
+        self._num_operations = 0
+        self._operations: list[_Operation] = []
+        self._again: list[_Operation] = []
         self._begin(guide.next_orders())
+        self._served = self._state_step
 
     def __iter__(self) -> Iterator[Step]:
         return self
@@ -105,17 +137,15 @@ class Run:
     def __next__(self) -> Step:
         if self._is_over:
             raise StopIteration
-        if self._next_step == self.steps:
+        if self._served + 1 == self.steps:
             # The last step stands only when everybody has finished it.
             self._uninterrupted(lambda: None)
             self._guide.report_finished()
             self._is_over = True
             raise StopIteration
-        while True:
-            try:
-                return self._train_one(self._next_step)
-            except (GenerationEnded, PeerLost) as interruption:
-                self._change_generation(interruption)
+        self._served += 1
+        self._catch_up()
+        return self._results.pop(self._served)
 
     @property
     def is_reporter(self) -> bool:
@@ -137,26 +167,29 @@ class Run:
             )
             return evaluation.run(dataset, self._actions)
 
-        return self._uninterrupted(operation)
+        return self._perform(operation)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The whole model's, with the keys of `job.model()`, on the reporter; empty on the others.
         Call it on every worker."""
-        return self._uninterrupted(self._gather)
+        return self._perform(self._gather)
 
     def close(self) -> None:
         """Leaves the job when all are ready to. What a peer still has to read is not cut off."""
         links, self._links = self._links, None
         if links is not None:
             with suppress(EverstepError):
-                links.world.all_reduce(_nothing(self._holding.stage)).wait(LEAVE_WITHIN_S)
+                nothing = torch.zeros(1, device=self._holding.stage.device)
+                links.world.all_reduce(nothing).wait(LEAVE_WITHIN_S)
             links.close()
         if self._holding.fetcher is not None:
             self._holding.fetcher.close()
 
     @property
-    def _next_step(self) -> int:
-        return self._finished_step + 1
+    def _state_step(self) -> int:
+        """The step that this worker's state is at the end of."""
+        assert self._finished_step is not None, "a run begins with a state"
+        return self._finished_step
 
     @property
     def _connected(self) -> Links:
@@ -166,17 +199,55 @@ class Run:
     def _lead(self, stage: int) -> WorkerId:
         return self._orders.members_of(stage)[0]
 
-    def _train_one(self, step: int) -> Step:
+    def _catch_up(self) -> None:
+        """Trains until the state is at what the user has been given."""
+        while True:
+            try:
+                while self._state_step < self._served:
+                    self._train_one(self._state_step + 1)
+                return
+            except INTERRUPTIONS as interruption:
+                self._change_generation(interruption)
+
+    def _perform(self, operation: Callable[[], Result]) -> Result:
+        """Does something that all workers take part in, between steps."""
+        result = self._uninterrupted(operation)
+        self._operations.append(_Operation(self._num_operations, operation))
+        self._num_operations += 1
+        return result
+
+    def _uninterrupted(self, operation: Callable[[], Result]) -> Result:
+        """Runs `operation` when everybody has finished the last step, until it succeeds."""
+        while True:
+            self._catch_up()
+            try:
+                self._leave_at_boundary()
+                self._guide.wait_watermark(self._state_step)
+                self._serve_again()
+                return operation()
+            except INTERRUPTIONS as interruption:
+                self._change_generation(interruption)
+
+    def _serve_again(self) -> None:
+        """What somebody was interrupted in, this worker may have completed: it takes part again."""
+        while self._again:
+            self._again[0].run()
+            self._again.pop(0)
+
+    def _train_one(self, step: int) -> None:
+        self._leave_at_boundary()
+        self._serve_again()
         replanned = self._guide.take_replan(step)
         if replanned is not None:
             self._follow(replanned, first_step=step)
         report = self._executor.run(step, self._actions)
         self._finished_step = step
+        self._operations.clear()
         self._guide.report_step(report)
         self._profiler.add(report.times)
         if self._profiler.num_steps == self._orders.profile_steps:
             self._guide.report_profile(self._profiler)
-        return Step(
+        self._results[step] = Step(
             index=step,
             loss=report.loss,
             metrics=report.metrics,
@@ -188,64 +259,116 @@ class Run:
         holding, links = self._holding, self._connected
         stages = range(holding.stage.num_stages)
         reporter = self._lead(stages[-1])
-        if holding.me != reporter:
-            if holding.me == self._lead(holding.me.stage):
-                assert links.channels is not None
-                send_state(holding.stage.module, links.channels, to=reporter)
-            return {}
-        others = {
-            self._lead(stage): list(holding.stages[stage].names.values()) for stage in stages[:-1]
-        }
         found: dict[str, Tensor] = {}
-        if others:
+        if holding.me == reporter:
+            others = {
+                self._lead(stage): list(holding.stages[stage].names.values())
+                for stage in stages[:-1]
+            }
+            if others:
+                assert links.channels is not None
+                found = receive_state(links.channels, others)
+            found |= holding.stage.module.state_dict()
+        elif holding.me == self._lead(holding.me.stage):
             assert links.channels is not None
-            found = receive_state(links.channels, others)
-        found |= holding.stage.module.state_dict()
+            send_state(holding.stage.module, links.channels, to=reporter)
+        # All leave together, so that nobody is more than one operation ahead of another.
+        sum_over(links.world, [0.0], device=holding.stage.device)
         return {name: tensor.detach().to("cpu", copy=True) for name, tensor in found.items()}
 
-    def _uninterrupted(self, operation: Callable[[], Result]) -> Result:
-        """Does something between steps, when everybody has finished the last one."""
-        while True:
-            try:
-                self._guide.wait_watermark(self._finished_step)
-                return operation()
-            except (GenerationEnded, PeerLost) as interruption:
-                self._change_generation(interruption)
+    def _leave_at_boundary(self) -> None:
+        """Ends the generation where it was agreed to end; nothing is interrupted."""
+        if not self._guide.is_boundary(self._state_step):
+            return
+        self._guide.report_halted(self._finished_step, operations=self._num_operations)
+        orders = self._guide.next_orders()
+        # Only now has everybody left: what they still had to read was not cut off.
+        self._disconnect()
+        self._begin(orders)
 
     def _change_generation(self, interruption: EverstepError) -> None:
         lifetime = self._orders.lifetime
         if not lifetime.has_ended:
+            self._guide.report_broken(str(interruption))
             lifetime.pause(HALT_WITHIN_S)
         if not lifetime.has_ended:
             raise interruption
+        self._disconnect()
+        self._guide.report_halted(self._finished_step, operations=self._num_operations)
+        self._begin(self._guide.next_orders())
+
+    def _disconnect(self) -> None:
         if self._links is not None:
             self._links.close()
             self._links = None
         self._holding.stage.abandon()
-        self._guide.report_halted(self._finished_step)
-        self._begin(self._guide.next_orders())
 
     def _begin(self, orders: Orders) -> None:
         """Connects for a generation, and for the next when that one ends meanwhile."""
-        holding, job = self._holding, self._holding.job
         self._orders = orders
-        if orders.redo is not None:
-            holding.update.redo(scale=orders.redo.scale)
+        self._adjust(orders)
         self._profiler = Profiler()
         self._follow(orders.actions, first_step=orders.step)
+        began_s = self._clock.now_s()
         try:
             self._links = self._connect(orders)
-        except (GenerationEnded, PeerLost) as interruption:
+            connected_s = self._clock.now_s()
+            self._copy(orders, self._links)
+        except INTERRUPTIONS as interruption:
             self._change_generation(interruption)
             return
+        self._guide.report_resumed(
+            connect_s=connected_s - began_s, copy_s=self._clock.now_s() - connected_s
+        )
+        self._executor = self._make_executor(orders, self._links)
+        if self._is_over:
+            self._guide.report_finished()
+
+    def _adjust(self, orders: Orders) -> None:
+        """What is done before anything else, even when the generation is over again already."""
+        if self._finished_step is None:
+            # A new worker: it begins with what it built, or waits for a copy.
+            is_target = any(copy.target == self._holding.me for copy in orders.copies)
+            self._finished_step = None if is_target else orders.step - 1
+            self._num_operations = orders.operations
+            return
+        if orders.redo is not None:
+            self._holding.update.redo(scale=orders.redo.scale)
+        if orders.undo:
+            self._holding.update.take_back()
+            self._finished_step -= 1
+        self._again = [op for op in self._operations if op.number >= orders.operations]
+
+    def _copy(self, orders: Orders, links: Links) -> None:
+        me, state = self._holding.me, self._holding.state()
+        for copy in orders.copies:
+            if copy.source == me:
+                assert links.channels is not None
+                send_state_copy(state, links.channels, to=copy.target)
+            elif copy.target == me:
+                assert links.channels is not None
+                receive_state_copy(state, links.channels, source=copy.source)
+                self._finished_step = step = orders.step - 1
+                self._num_operations = orders.operations
+                self._guide.report_copied(step)
+                self._results[step] = Step(
+                    index=step,
+                    loss=None if orders.result is None else orders.result.loss,
+                    metrics={} if orders.result is None else orders.result.metrics,
+                    seconds=0.0,
+                    is_reporter=self.is_reporter,
+                )
+
+    def _make_executor(self, orders: Orders, links: Links) -> Executor:
+        holding, job = self._holding, self._holding.job
         clipping = None
         if job.clip_norm is not None:
             is_late = job.clip_mode is ClipMode.POST_VALIDATED and orders.meeting is not None
             clipping = Clipping(norm=job.clip_norm, is_post_validated=is_late)
-        self._executor = Executor(
+        return Executor(
             holding.stage,
             holding.update,
-            links=self._links,
+            links=links,
             pace=_Pace(orders, self._guide),
             fetcher=holding.fetcher,
             num_microbatches=holding.replicas * job.microbatches,
@@ -257,10 +380,3 @@ class Run:
         self._actions = actions
         if self._holding.fetcher is not None:
             self._holding.fetcher.expect(upcoming(actions, first_step=first_step))
-
-
-def _nothing(stage: Stage) -> Tensor:
-    """Something to reduce when only the meeting counts."""
-    from torch import zeros
-
-    return zeros(1, device=stage.device)

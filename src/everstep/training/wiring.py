@@ -169,6 +169,11 @@ class _Together(Connect):
             receives |= {(lead, Direction.ACTIVATION) for lead in leads[:-1]}
         elif self._me in leads:
             sends.add((reporter, Direction.ACTIVATION))
+        for copy in orders.copies:
+            if copy.source == self._me:
+                sends.add((copy.target, Direction.ACTIVATION))
+            elif copy.target == self._me:
+                receives.add((copy.source, Direction.ACTIVATION))
         with ExitStack() as undo:
             channels = self._endpoint.open(
                 generation=orders.generation,
