@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import evaluating_job
+from equality_job import Points
 from evaluating_job import BATCH_SIZE, EVALUATED_AFTER, HELD_OUT, MICROBATCHES, STEPS
 from everstep.execute.data import Dataset, fetch
 from everstep.testing.reference import Reference, plain_training
@@ -69,7 +70,7 @@ def reference(replicas: int, stages: int, *, steps: int = STEPS) -> Reference:
         evaluating_job.model,
         torch.nn.functional.cross_entropy,
         evaluating_job.optimizer,
-        evaluating_job.Points(8),
+        Points(8),
         batch_size=BATCH_SIZE,
         replicas=replicas,
         microbatches=MICROBATCHES,
