@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import early_job
 import evaluating_job
 from equality_job import Points
 from evaluating_job import BATCH_SIZE, EVALUATED_AFTER, HELD_OUT, MICROBATCHES, STEPS
@@ -155,3 +156,17 @@ def test_a_script_alone_trains_as_plain_pytorch_does(tmp_path: Path) -> None:
     for dataset, evaluation in zip(HELD_OUT, found["evaluations"][-1], strict=True):
         plain = plain_evaluation(expected.state_dict, dataset)
         assert evaluation == pytest.approx(plain, rel=RELATIVE)
+
+
+def test_a_loop_that_all_workers_leave_early_ends_well(tmp_path: Path) -> None:
+    """Early stopping is a plain `break`, on every worker at the same step. The workers left
+    without a word, the coordinator took them for lost, and the job failed after all its work.
+    """
+    events = tmp_path / "events.jsonl"
+    live = run_live(Path(early_job.__file__), replicas=1, stages=2, events=events)
+    assert live.status == 0, live.output
+    (finished,) = live.of("finished")
+    assert finished["steps"] == early_job.LAST + 1
+    assert [event["step"] for event in live.of("step")] == list(range(early_job.LAST + 1))
+    assert live.of("worker_lost") == []
+    assert live.output.count("4 tensors after the break") == 1
