@@ -49,7 +49,8 @@ def mlp() -> nn.Module:
 
 def conv_net() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(1, 6, 3, padding=1),
+        # No bias before a norm: its gradient is rounding noise, which Adam would blow up.
+        nn.Conv2d(1, 6, 3, padding=1, bias=False),
         nn.BatchNorm2d(6),
         nn.ReLU(),
         nn.MaxPool2d(2),

@@ -98,7 +98,11 @@ class MissingExtra(EverstepError):
 
 
 class CannotUndo(EverstepError):
-    """The last optimizer step cannot be taken back. Raised before anything was changed."""
+    """The last optimizer step cannot be taken back.
+
+    Raised before anything was changed, unless the gradients were not finite: then the step had
+    already destroyed the parameters.
+    """
 
     def __init__(self, optimizer: str, *, reason: str, what_to_do: str) -> None:
         super().__init__(f"cannot undo a step of {optimizer}: {reason}; {what_to_do}")

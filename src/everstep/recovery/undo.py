@@ -109,7 +109,8 @@ def undo(
 
     Uses `p.grad` as the step applied it. With a `record`, hyper-parameters and scheduler go back
     too; without one they must be those of the step, or `lr` names the rate (one, or one for each
-    group) that was used. The step can then be repeated, with other gradients if so wished.
+    group) that was used. The step can then be repeated, with other gradients if so wished. Call it
+    once for a step that was taken: the gradients say nothing about any step before that.
     """
     undoing = Undoing(optimizer, record=record, lr=lr, rule=rule or RULES.get(type(optimizer)))
     undoing.check()

@@ -31,27 +31,31 @@ from everstep.recovery.undo_rule import (
 
 
 def _undo_adam(batch: Batch) -> None:
-    beta1, beta2 = batch.hyper["betas"]
-    means, squares = batch.state["exp_avg"], batch.state["exp_avg_sq"]
     if not batch.has_params:
-        largest = batch.state["max_exp_avg_sq"] if batch.hyper.get("amsgrad") else squares
-        roots = root_plus_eps(
-            largest, divisor=math.sqrt(1 - beta2**batch.step), eps=batch.hyper["eps"]
-        )
-        step_size = batch.lr / (1 - beta1**batch.step)
-        torch._foreach_addcdiv_(batch.params, means, roots, value=step_size)
+        squares = "max_exp_avg_sq" if batch.hyper.get("amsgrad") else "exp_avg_sq"
+        _add_normalised_mean(batch, squares=squares, lr=batch.lr)
         if batch.hyper.get("decoupled_weight_decay"):
             undo_decoupled_decay(batch)
     _undo_moments(batch)
 
 
-def _undo_moments(batch: Batch) -> None:
+def _add_normalised_mean(batch: Batch, *, squares: str, lr: float) -> None:
+    """Adds `lr * m^ / (sqrt(v^) + eps)`, both corrected for their bias, to the parameters."""
+    beta1, beta2 = batch.hyper["betas"]
+    # Root and eps are both left multiplied with the correction: one pass less over the tensors.
+    correction = math.sqrt(1 - beta2**batch.step)
+    roots = root_plus_eps(batch.state[squares], eps=batch.hyper["eps"] * correction)
+    size = lr * correction / (1 - beta1**batch.step)
+    torch._foreach_addcdiv_(batch.params, batch.state["exp_avg"], roots, value=size)
+
+
+def _undo_moments(batch: Batch, *, decay: float | None = None) -> None:
     if batch.is_first:
         return
     beta1, beta2 = batch.hyper["betas"]
-    grads = decayed_grads(batch, decay=coupled_decay(batch.hyper))
+    grads = decayed_grads(batch, decay=coupled_decay(batch.hyper) if decay is None else decay)
     undo_average(batch.state["exp_avg"], grads, beta=beta1)
-    undo_square_average(batch.state["exp_avg_sq"], grads, beta=beta2, tally=batch.tally)
+    undo_square_average(batch.state["exp_avg_sq"], grads, beta=beta2, batch=batch)
 
 
 def _adam_obstacles(hyper: Hyper) -> Obstacles:
@@ -72,7 +76,7 @@ def _undo_radam(batch: Batch) -> None:
         pass
     elif length > 5.0:
         rect = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
-        roots = root_plus_eps(batch.state["exp_avg_sq"], divisor=1.0, eps=batch.hyper["eps"])
+        roots = root_plus_eps(batch.state["exp_avg_sq"], eps=batch.hyper["eps"])
         value = step_size * math.sqrt(rect * correction2)
         torch._foreach_addcdiv_(batch.params, batch.state["exp_avg"], roots, value=value)
     else:
@@ -85,17 +89,22 @@ def _undo_radam(batch: Batch) -> None:
 def _undo_nadam(batch: Batch) -> None:
     if not batch.has_params:
         roots, (by_grad, by_mean) = _nadam_roots(batch), _nadam_step_sizes(batch)
-        numerators = list(torch._foreach_mul(batch.grads, by_grad))
-        torch._foreach_add_(numerators, batch.state["exp_avg"], alpha=by_mean)
-        undo_divided_update(batch, numerators, roots, pull=by_grad * coupled_decay(batch.hyper))
+        torch._foreach_addcdiv_(batch.params, batch.state["exp_avg"], roots, value=by_mean)
+        pull = by_grad * coupled_decay(batch.hyper)
+        undo_divided_update(batch, batch.grads, roots, size=by_grad, pull=pull)
         if batch.hyper["decoupled_weight_decay"]:
             undo_decoupled_decay(batch)
     _undo_moments(batch)
 
 
 def _nadam_roots(batch: Batch) -> list[Tensor]:
-    divisor = math.sqrt(1 - batch.hyper["betas"][1] ** batch.step)
-    return root_plus_eps(batch.state["exp_avg_sq"], divisor=divisor, eps=batch.hyper["eps"])
+    """The denominators times the root of the bias correction, as in `_nadam_step_sizes`."""
+    eps = batch.hyper["eps"] * _nadam_correction(batch)
+    return root_plus_eps(batch.state["exp_avg_sq"], eps=eps)
+
+
+def _nadam_correction(batch: Batch) -> float:
+    return math.sqrt(1 - batch.hyper["betas"][1] ** batch.step)
 
 
 def _nadam_mu(hyper: Hyper, step: int) -> float:
@@ -104,10 +113,10 @@ def _nadam_mu(hyper: Hyper, step: int) -> float:
 
 
 def _nadam_step_sizes(batch: Batch) -> tuple[float, float]:
-    """What the gradient and the first moment were multiplied with."""
-    product = batch.scalars["mu_product"]
+    """What the gradient and the first moment were multiplied with, for `_nadam_roots`."""
+    product, lr = batch.scalars["mu_product"], batch.lr * _nadam_correction(batch)
     mu, next_mu = (_nadam_mu(batch.hyper, batch.step + later) for later in (0, 1))
-    return batch.lr * (1 - mu) / (1 - product), batch.lr * next_mu / (1 - product * next_mu)
+    return lr * (1 - mu) / (1 - product), lr * next_mu / (1 - product * next_mu)
 
 
 def _nadam_previous(hyper: Hyper, scalars: Scalars) -> Scalars:
@@ -118,6 +127,8 @@ def _nadam_previous(hyper: Hyper, scalars: Scalars) -> Scalars:
 
 
 def _nadam_amplification(batch: Batch) -> float:
+    if coupled_decay(batch.hyper) == 0:
+        return 1.0
     pull = _nadam_step_sizes(batch)[0] * coupled_decay(batch.hyper)
     return amplification(_nadam_roots(batch), pull=pull)
 
@@ -140,17 +151,11 @@ def _adamax_obstacles(hyper: Hyper) -> Obstacles:
 
 
 def _undo_lamb(batch: Batch) -> None:
-    beta1, beta2 = batch.hyper["betas"]
-    scaled_lr = batch.lr * batch.scalars["trust_ratio"]
     if not batch.has_params:
-        divisor = math.sqrt(1 - beta2**batch.step)
-        roots = root_plus_eps(batch.state["exp_avg_sq"], divisor=divisor, eps=batch.hyper["eps"])
-        value = scaled_lr / (1 - beta1**batch.step)
-        torch._foreach_addcdiv_(batch.params, batch.state["exp_avg"], roots, value=value)
-        undo_decoupled_decay(batch, lr=scaled_lr)
-    if not batch.is_first:
-        undo_average(batch.state["exp_avg"], batch.grads, beta=beta1)
-        undo_square_average(batch.state["exp_avg_sq"], batch.grads, beta=beta2, tally=batch.tally)
+        lr = batch.lr * batch.scalars["trust_ratio"]
+        _add_normalised_mean(batch, squares="exp_avg_sq", lr=lr)
+        undo_decoupled_decay(batch, lr=lr)
+    _undo_moments(batch, decay=0.0)
 
 
 def _lamb_amplification(batch: Batch) -> float:
@@ -170,7 +175,12 @@ NADAM = Rule(
     previous=_nadam_previous,
     amplification=_nadam_amplification,
 )
-ADAMAX = Rule(invert=_undo_adamax, tensors=("exp_avg", "exp_inf"), obstacles=_adamax_obstacles)
+ADAMAX = Rule(
+    invert=_undo_adamax,
+    tensors=("exp_avg", "exp_inf"),
+    obstacles=_adamax_obstacles,
+    notes_cancellation=False,
+)
 LAMB = Rule(
     invert=_undo_lamb,
     tensors=_MOMENTS,

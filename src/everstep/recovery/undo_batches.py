@@ -6,6 +6,7 @@ scalars (step counter and the like), and is small: what a rule allocates while i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -22,11 +23,9 @@ Tensors: TypeAlias = list[Tensor] | tuple[Tensor, ...]
 CANCELLATION_LIMIT = 1e3
 """Above this ratio of added to remaining, three of seven fp32 digits of a running sum are gone."""
 
-_TINY = torch.finfo(torch.float32).tiny
-
 # A batch of this size stays in the processor's cache over the dozen passes of a rule; an
 # accelerator wants large launches instead.
-_CPU_BATCH_ELEMENTS = 1 << 17
+_CPU_BATCH_ELEMENTS = 1 << 18
 _DEVICE_BATCH_ELEMENTS = 1 << 25
 
 
@@ -36,15 +35,31 @@ class Tally:
 
     largest_cancellation: float = 0.0
     num_cancelled: int = 0
+    sums: list[Tensor] = field(default_factory=list)
+    """One number for each tensor that was looked at: not finite if any element was not."""
 
-    def note_ratio(self, added: Tensors, remaining: Tensors, *, scale: float) -> None:
-        """Looks at `scale * added / remaining` of a running sum."""
-        ratios = torch._foreach_div(added, torch._foreach_clamp_min(remaining, _TINY))
-        largest = scale * float(torch.stack(torch._foreach_max(ratios)).max())
-        self.largest_cancellation = max(self.largest_cancellation, largest)
-        if largest > CANCELLATION_LIMIT:
+    def note_cancellation(self, added: Tensors, remaining: Tensors, *, scale: float) -> None:
+        """Looks at `scale * added / remaining` of a running sum; `added` is overwritten."""
+        torch._foreach_div_(added, remaining)
+        largest = _largest(added)
+        if math.isnan(largest):
+            self.note_finite(remaining)
+            # Zero over zero is an element that has never had a gradient: nothing was cancelled.
+            cleaned = [ratio.nan_to_num_(0.0, posinf=math.inf) for ratio in added]
+            largest = _largest(cleaned)
+        self.largest_cancellation = max(self.largest_cancellation, scale * largest)
+        if scale * largest > CANCELLATION_LIMIT:
             limit = CANCELLATION_LIMIT / scale
-            self.num_cancelled += sum(int((ratio > limit).sum()) for ratio in ratios)
+            self.num_cancelled += sum(int((ratio > limit).sum()) for ratio in added)
+
+    def note_finite(self, tensors: Tensors) -> None:
+        """Looks for NaN and infinity; `is_finite` gives the answer, without a wait for each."""
+        self.sums += [tensor.sum() for tensor in tensors]
+
+    @property
+    def is_finite(self) -> bool:
+        """False when a gradient was not, or its square: then the step destroyed what it reached."""
+        return all(math.isfinite(total.item()) for total in self.sums)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +129,7 @@ class Bucket:
         for param, state in zip(self.params, self.states, strict=True):
             assert param.grad is not None
             row = (param, param.grad, *(state[name] for name in self.key.tensors))
-            row = tuple(_real(tensor.detach()) for tensor in row)
+            row = tuple(_real(tensor) for tensor in row)
             if whole or row[0].numel() <= limit or not all(t.is_contiguous() for t in row):
                 yield row
             else:
@@ -150,6 +165,11 @@ def _packed(rows: Iterator[tuple[Tensor, ...]], limit: int) -> Iterator[list[tup
             num_elements += row[0].numel()
     if pack:
         yield pack
+
+
+def _largest(tensors: Tensors) -> float:
+    largest = torch.stack([tensor.amax() for tensor in tensors]).amax()
+    return float(largest.item())
 
 
 def _real(tensor: Tensor) -> Tensor:

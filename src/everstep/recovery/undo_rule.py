@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from everstep.recovery.undo_batches import Batch, Hyper, Tally, Tensors
+from everstep.recovery.undo_batches import Batch, Hyper, Tensors
 
 Scalars: TypeAlias = Mapping[str, float]
 
@@ -77,6 +77,8 @@ class Rule:
     """For state without a step counter: whether what came back is the state before any step."""
     first_state: Callable[[Hyper], Scalars] | None = None
     """For state that exists before the first step: what its tensors are filled with."""
+    notes_cancellation: bool = True
+    """Whether `invert` looks at the numbers, and so sees NaN by itself after the first step."""
     needs_whole_tensors: bool = False
 
 
@@ -108,44 +110,47 @@ def undo_average(averages: list[Tensor], values: list[Tensor], *, beta: float) -
 
 
 def undo_square_average(
-    averages: list[Tensor], grads: list[Tensor], *, beta: float, tally: Tally
+    averages: list[Tensor], grads: list[Tensor], *, beta: float, batch: Batch
 ) -> None:
-    """Takes a running average of squares back, never below zero, and notes the cancellation."""
+    """Takes a running average of squares back, never below zero, and notes the cancellation.
+
+    Gradients other than the batch's own are overwritten: memory that is in use already is faster.
+    """
     if beta == 0:
         return
-    squares = torch._foreach_mul(grads, grads)
+    if grads is batch.grads:
+        grads = list(torch._foreach_mul(grads, grads))
+    else:
+        torch._foreach_mul_(grads, grads)
+    squares = grads
     torch._foreach_lerp_(averages, squares, 1 - 1 / beta)
     torch._foreach_clamp_min_(averages, 0.0)
-    tally.note_ratio(squares, averages, scale=1 / beta - 1)
+    batch.tally.note_cancellation(squares, averages, scale=1 / beta - 1)
 
 
-def root_plus_eps(squares: Tensors, *, divisor: float, eps: float) -> list[Tensor]:
+def root_plus_eps(squares: Tensors, *, eps: float) -> list[Tensor]:
     roots = torch._foreach_sqrt(squares)
-    if divisor != 1:
-        torch._foreach_div_(roots, divisor)
     torch._foreach_add_(roots, eps)
     return list(roots)
 
 
 def undo_divided_update(
-    batch: Batch, numerators: list[Tensor], denominators: list[Tensor], *, pull: float
+    batch: Batch, numerators: Tensors, denominators: Tensors, *, size: float, pull: float
 ) -> None:
-    """Solves `x' = x - (numerator + pull * x) / denominator` for x, in place.
+    """Solves `x' = x - (size * numerator + pull * x) / denominator` for x, in place.
 
     `pull` is there when weight decay was added to the gradient before the division.
     """
     if pull == 0:
-        torch._foreach_addcdiv_(batch.params, numerators, denominators)
+        torch._foreach_addcdiv_(batch.params, numerators, denominators, value=size)
         return
     torch._foreach_mul_(batch.params, denominators)
-    torch._foreach_add_(batch.params, numerators)
+    torch._foreach_add_(batch.params, numerators, alpha=size)
     torch._foreach_div_(batch.params, torch._foreach_sub(denominators, pull))
 
 
 def amplification(denominators: list[Tensor], *, pull: float) -> float:
     """How much `undo_divided_update` magnifies rounding at worst."""
-    if pull == 0:
-        return 1.0
     ratios = torch._foreach_div(denominators, torch._foreach_sub(denominators, pull))
     worst = float(torch.stack(torch._foreach_norm(ratios, math.inf)).max())
     return math.inf if math.isnan(worst) else worst

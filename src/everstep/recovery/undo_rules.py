@@ -80,8 +80,7 @@ def _undo_rmsprop(batch: Batch) -> None:
     if not batch.has_params and momentum > 0:
         torch._foreach_add_(batch.params, batch.state["momentum_buffer"], alpha=batch.lr)
     elif not batch.has_params:
-        numerators = list(torch._foreach_mul(batch.grads, batch.lr))
-        undo_divided_update(batch, numerators, roots, pull=batch.lr * decay)
+        undo_divided_update(batch, batch.grads, roots, size=batch.lr, pull=batch.lr * decay)
     if batch.is_first:
         return
     grads = decayed_grads(batch, decay=decay)
@@ -90,7 +89,7 @@ def _undo_rmsprop(batch: Batch) -> None:
         torch._foreach_div_(batch.state["momentum_buffer"], momentum)
     if batch.hyper["centered"]:
         undo_average(batch.state["grad_avg"], grads, beta=alpha)
-    undo_square_average(batch.state["square_avg"], grads, beta=alpha, tally=batch.tally)
+    undo_square_average(batch.state["square_avg"], grads, beta=alpha, batch=batch)
 
 
 def _rmsprop_roots(batch: Batch) -> list[Tensor]:
@@ -98,7 +97,7 @@ def _rmsprop_roots(batch: Batch) -> list[Tensor]:
     if batch.hyper["centered"]:
         means = batch.state["grad_avg"]
         squares = list(torch._foreach_addcmul(squares, means, means, value=-1))
-    return root_plus_eps(squares, divisor=1.0, eps=batch.hyper["eps"])
+    return root_plus_eps(squares, eps=batch.hyper["eps"])
 
 
 def _rmsprop_obstacles(hyper: Hyper) -> Obstacles:
@@ -107,7 +106,7 @@ def _rmsprop_obstacles(hyper: Hyper) -> Obstacles:
 
 
 def _rmsprop_amplification(batch: Batch) -> float:
-    if batch.hyper["momentum"] > 0:
+    if batch.hyper["momentum"] > 0 or batch.hyper["weight_decay"] == 0:
         return 1.0
     return amplification(_rmsprop_roots(batch), pull=batch.lr * batch.hyper["weight_decay"])
 
@@ -116,15 +115,14 @@ def _undo_adagrad(batch: Batch) -> None:
     step_size, decay = _adagrad_step_size(batch), batch.hyper["weight_decay"]
     sums = batch.state["sum"]
     if not batch.has_params:
-        roots = root_plus_eps(sums, divisor=1.0, eps=batch.hyper["eps"])
-        numerators = list(torch._foreach_mul(batch.grads, step_size))
-        undo_divided_update(batch, numerators, roots, pull=step_size * decay)
+        roots = root_plus_eps(sums, eps=batch.hyper["eps"])
+        undo_divided_update(batch, batch.grads, roots, size=step_size, pull=step_size * decay)
     if not batch.is_first:
         squares = decayed_grads(batch, decay=decay)
         squares = list(torch._foreach_mul(squares, squares))
         torch._foreach_sub_(sums, squares)
         torch._foreach_clamp_min_(sums, 0.0)
-        batch.tally.note_ratio(squares, sums, scale=1.0)
+        batch.tally.note_cancellation(squares, sums, scale=1.0)
 
 
 def _adagrad_step_size(batch: Batch) -> float:
@@ -132,7 +130,9 @@ def _adagrad_step_size(batch: Batch) -> float:
 
 
 def _adagrad_amplification(batch: Batch) -> float:
-    roots = root_plus_eps(batch.state["sum"], divisor=1.0, eps=batch.hyper["eps"])
+    if batch.hyper["weight_decay"] == 0:
+        return 1.0
+    roots = root_plus_eps(batch.state["sum"], eps=batch.hyper["eps"])
     return amplification(roots, pull=_adagrad_step_size(batch) * batch.hyper["weight_decay"])
 
 
@@ -147,7 +147,7 @@ def _undo_adadelta(batch: Batch) -> None:
     """
     rho, eps = batch.hyper["rho"], batch.hyper["eps"]
     grads = decayed_grads(batch, decay=batch.hyper["weight_decay"])
-    variances = torch._foreach_add(batch.state["square_avg"], eps)
+    variances = list(torch._foreach_add(batch.state["square_avg"], eps))
     accumulated = batch.state["acc_delta"]
     shares = torch._foreach_mul(grads, grads)
     torch._foreach_div_(shares, variances)
@@ -157,12 +157,15 @@ def _undo_adadelta(batch: Batch) -> None:
     torch._foreach_div_(accumulated, shares)
     torch._foreach_clamp_min_(accumulated, 0.0)
     if not batch.has_params:
-        scales = torch._foreach_add(accumulated, eps)
+        scales = shares
+        torch._foreach_copy_(scales, accumulated)
+        torch._foreach_add_(scales, eps)
         torch._foreach_div_(scales, variances)
         torch._foreach_sqrt_(scales)
         torch._foreach_addcmul_(batch.params, scales, grads, value=batch.lr)
     if not batch.is_first:
-        undo_square_average(batch.state["square_avg"], grads, beta=rho, tally=batch.tally)
+        torch._foreach_copy_(variances, grads)
+        undo_square_average(batch.state["square_avg"], variances, beta=rho, batch=batch)
 
 
 def _adadelta_obstacles(hyper: Hyper) -> Obstacles:
@@ -219,7 +222,7 @@ def _undo_adafactor(batch: Batch) -> None:
             for name, squares in _adafactor_squares(batch.grads[row], state).items():
                 undo_average([state[name]], [squares], beta=beta)
                 state[name].clamp_min_(0.0)
-                batch.tally.note_ratio([squares], [state[name]], scale=1 / beta - 1)
+                batch.tally.note_cancellation([squares], [state[name]], scale=1 / beta - 1)
     if not batch.has_params:
         undo_decoupled_decay(batch)
 
@@ -272,7 +275,11 @@ def _adafactor_obstacles(hyper: Hyper) -> Obstacles:
 
 RULES: Mapping[type[torch.optim.Optimizer], Rule] = {
     torch.optim.SGD: Rule(
-        invert=_undo_sgd, tensors=("momentum_buffer",), scalars=(), was_first=_sgd_was_first
+        invert=_undo_sgd,
+        tensors=("momentum_buffer",),
+        scalars=(),
+        was_first=_sgd_was_first,
+        notes_cancellation=False,
     ),
     torch.optim.Adam: ADAM,
     torch.optim.AdamW: ADAM,
@@ -303,6 +310,7 @@ RULES: Mapping[type[torch.optim.Optimizer], Rule] = {
         scalars=(),
         amplification=_muon_amplification,
         was_first=_muon_was_first,
+        notes_cancellation=False,
         needs_whole_tensors=True,
     ),
     torch.optim.Adafactor: Rule(

@@ -5,7 +5,6 @@ Knows no formula: the rule has that. Nothing is changed before everything has be
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -109,6 +108,11 @@ class Undoing:
         for group, used in zip(self.optimizer.param_groups, self.lrs, strict=True):
             if used is not None:
                 group["lr"] = group["lr"].fill_(used) if _is_tensor(group["lr"]) else used
+        if not self.tally.is_finite:
+            raise self._cannot(
+                "a gradient holds NaN or infinity, and the step has destroyed what it reached",
+                what_to_do=f"copy the state from elsewhere; next time {KEEP_ALL}",
+            )
         params = [param for bucket in self.buckets for param in bucket.params] + exact
         return UndoReport(
             num_tensors=len(params),
@@ -163,6 +167,8 @@ class Undoing:
                 tensors=tuple(name for name in rule.tensors if _is_tensor(state.get(name))),
                 is_first=self._is_first(param, scalars),
             )
+            if rule.was_first is not None and self.hypers[index]["momentum"] and not key.tensors:
+                raise self._cannot("a parameter has no momentum buffer: no step to undo")
             bucket = buckets.setdefault(key, Bucket(key=key, hyper=self.hypers[index]))
             bucket.params.append(param)
             bucket.states.append(state)
@@ -177,12 +183,6 @@ class Undoing:
         grads = [param.grad for param in bucket.params if param.grad is not None]
         if any(grad.is_sparse for grad in grads):
             raise self._cannot("a gradient is sparse", what_to_do=KEEP_ALL)
-        largest = torch.stack(torch._foreach_norm(grads, math.inf))
-        if not bool(largest.isfinite().all()):
-            raise self._cannot(
-                "a gradient holds NaN or infinity, which the step has spread",
-                what_to_do=f"check gradients before the step, or {KEEP_ALL}",
-            )
         assert self.rule is not None
         if self.rule.amplification is not None and not self._has_params(bucket):
             for batch in self._batches(bucket):
@@ -210,6 +210,8 @@ class Undoing:
             for param in bucket.params:
                 restore_param(param, self.record.copies[id(param)])
         for batch in self._batches(bucket):
+            if batch.is_first or not self.rule.notes_cancellation:
+                self.tally.note_finite(batch.grads)
             self.rule.invert(batch)
         previous = self.rule.previous(bucket.hyper, dict(bucket.key.scalars))
         for param in bucket.params:
