@@ -33,5 +33,5 @@ def test_a_process_trains_one_job() -> None:
     """
     connected = cast(Client, object())
     context = WorkerContext(coordinator="c", uid="u", number=0, host="h", client=connected)
-    with pytest.raises(ConfigError, match="everstep.train is called again"):
+    with pytest.raises(ConfigError, match="is called again"):
         context.connect(data_address="h:1")
