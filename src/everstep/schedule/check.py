@@ -123,7 +123,7 @@ def _check_orders(plan: Plan) -> Iterator[str]:
                 sent[Channel(worker, action.sends_to, action.kind)].append(what)
             if action.receives_from is not None:
                 received[Channel(action.receives_from, worker, action.kind)].append(what)
-    for channel in sorted(sent.keys() | received.keys() | plan.channels.keys(), key=str):
+    for channel in sorted(sent.keys() | received.keys() | plan.channels.keys()):
         planned = list(plan.channels.get(channel, ()))
         for end, order in (("sender", sent[channel]), ("receiver", received[channel])):
             if order != planned:

@@ -67,7 +67,7 @@ def plan_to_json(plan: Plan) -> Json:
                 "kind": str(channel.kind),
                 "microbatches": [list(microbatch) for microbatch in order],
             }
-            for channel, order in sorted(plan.channels.items(), key=lambda item: str(item[0]))
+            for channel, order in sorted(plan.channels.items())
         ],
     }
 
@@ -117,7 +117,9 @@ def plan_from_json(document: Json) -> Plan:
 
 def _actions_from_json(workers: list[Json]) -> dict[WorkerId, tuple[Action, ...]]:
     runs_on = {
-        (entry["stage"], action["replica"], action["microbatch"]): entry["replica"]
+        (entry["stage"], action["replica"], action["microbatch"]): WorkerId(
+            entry["replica"], entry["stage"]
+        )
         for entry in workers
         for action in entry["actions"]
     }
@@ -130,7 +132,7 @@ def _actions_from_json(workers: list[Json]) -> dict[WorkerId, tuple[Action, ...]
             replica, microbatch = action["replica"], action["microbatch"]
             before = runs_on.get((stage - 1, replica, microbatch))
             after = runs_on.get((stage + 1, replica, microbatch))
-            peers = peers_of(kind, stage, before=before, after=after)
+            peers = peers_of(kind, before=before, after=after)
             row.append(
                 Action(
                     kind, stage, replica, microbatch, worker, *peers, action["start"], action["end"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from everstep.core.ids import WorkerId
 from everstep.schedule.actions import Action, Kind
@@ -17,9 +18,9 @@ from everstep.schedule.workload import Timetable, Workload, makespan, score
 KINDS = (Kind.FORWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
 
 
-@dataclass(frozen=True, slots=True)
-class Channel:
-    """One ordered pair of workers and one direction: activations (F) or gradients (B)."""
+class Channel(NamedTuple):
+    """One ordered pair of workers and one direction: activations (F) or gradients (B). A tuple,
+    because orders are looked up by it a great many times."""
 
     sender: WorkerId
     receiver: WorkerId
@@ -78,47 +79,44 @@ def lay_out(
         for stage in range(problem.stages)
         if WorkerId(replica, stage) not in problem.lost
     }
+    grid = [[WorkerId(r, s) for r in range(work.replicas)] for s in range(work.stages)]
+    durations = (work.forward, work.input_gradient, work.weight_gradient)
     for operation in table.order:
-        action = _action(work, table, operation)
-        rows[action.worker].append(action)
+        place, kind = divmod(operation, 3)
+        job, stage = divmod(place, work.stages)
+        replica, microbatch = divmod(job, work.microbatches)
+        worker = grid[stage][table.routes[stage][job]]
+        before = grid[stage - 1][table.routes[stage - 1][job]] if stage else None
+        is_last = stage + 1 == work.stages
+        after = None if is_last else grid[stage + 1][table.routes[stage + 1][job]]
+        receives_from, sends_to = peers_of(KINDS[kind], before=before, after=after)
+        start = table.starts[operation]
+        rows[worker].append(
+            Action(
+                KINDS[kind],
+                stage,
+                replica,
+                microbatch,
+                worker,
+                receives_from,
+                sends_to,
+                work.units(start),
+                work.units(start + durations[kind][stage]),
+            )
+        )
     return {worker: tuple(row) for worker, row in rows.items()}
 
 
-def _action(work: Workload, table: Timetable, operation: int) -> Action:
-    start = table.starts[operation]
-    place, kind = divmod(operation, 3)
-    job, stage = divmod(place, work.stages)
-    replica, microbatch = divmod(job, work.microbatches)
-    duration = (work.forward, work.input_gradient, work.weight_gradient)[kind][stage]
-    before = table.routes[stage - 1][job] if stage else None
-    after = table.routes[stage + 1][job] if stage + 1 < work.stages else None
-    peers = peers_of(KINDS[kind], stage, before=before, after=after)
-    return Action(
-        KINDS[kind],
-        stage,
-        replica,
-        microbatch,
-        WorkerId(table.routes[stage][job], stage),
-        *peers,
-        work.units(start),
-        work.units(start + duration),
-    )
-
-
 def peers_of(
-    kind: Kind, stage: int, *, before: int | None, after: int | None
+    kind: Kind, *, before: WorkerId | None, after: WorkerId | None
 ) -> tuple[WorkerId | None, WorkerId | None]:
-    """Whom an action receives from and sends to, given the replicas that run the micro-batch on
-    the stages before and after. F flows down the pipeline, B up; W stays."""
-    upstream = None if before is None else WorkerId(before, stage - 1)
-    downstream = None if after is None else WorkerId(after, stage + 1)
-    match kind:
-        case Kind.FORWARD:
-            return upstream, downstream
-        case Kind.INPUT_GRADIENT:
-            return downstream, upstream
-        case Kind.WEIGHT_GRADIENT:
-            return None, None
+    """Whom an action receives from and sends to, given who runs the micro-batch on the stages
+    before and after. F flows down the pipeline, B up; W stays."""
+    if kind is Kind.FORWARD:
+        return before, after
+    if kind is Kind.INPUT_GRADIENT:
+        return after, before
+    return None, None
 
 
 def sending_order(
