@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from everstep.core.clock import Clock
@@ -108,8 +109,7 @@ class Run:
         if self._next_step == self.steps:
             # The last step stands only when everybody has finished it.
             self._uninterrupted(lambda: None)
-            self._guide.report_finished()
-            self._is_over = True
+            self._finish()
             raise StopIteration
         while True:
             try:
@@ -145,14 +145,29 @@ class Run:
         return self._uninterrupted(self._gather)
 
     def close(self) -> None:
-        """Leaves the job when all are ready to. What a peer still has to read is not cut off."""
+        """Leaves the job when all are ready to. What a peer still has to read is not cut off.
+
+        A loop that all have left early, at the same step, has finished as well.
+        """
+        if self._links is not None:
+            with suppress(EverstepError):
+                self._uninterrupted(self._meet)
+                self._finish()
         links, self._links = self._links, None
         if links is not None:
-            with suppress(EverstepError):
-                links.world.all_reduce(_nothing(self._holding.stage)).wait(LEAVE_WITHIN_S)
             links.close()
         if self._holding.fetcher is not None:
             self._holding.fetcher.close()
+
+    def _meet(self) -> None:
+        """Returns when every worker is here."""
+        nothing = torch.zeros(1, device=self._holding.stage.device)
+        self._connected.world.all_reduce(nothing).wait(LEAVE_WITHIN_S)
+
+    def _finish(self) -> None:
+        if not self._is_over:
+            self._guide.report_finished()
+            self._is_over = True
 
     @property
     def _next_step(self) -> int:
@@ -257,10 +272,3 @@ class Run:
         self._actions = actions
         if self._holding.fetcher is not None:
             self._holding.fetcher.expect(upcoming(actions, first_step=first_step))
-
-
-def _nothing(stage: Stage) -> Tensor:
-    """Something to reduce when only the meeting counts."""
-    from torch import zeros
-
-    return zeros(1, device=stage.device)
