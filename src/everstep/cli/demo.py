@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import typer
 
-from everstep.cli import demo_job
 from everstep.cli.run import leave, local_coordinator
 from everstep.core.events import Event, Subscriber
 from everstep.core.ids import WorkerId
@@ -21,6 +20,10 @@ REPLACE_AFTER_S = 3.0
 
 FIRST_KILL = (WorkerId(1, 2),)
 SECOND_KILL = (WorkerId(0, 1), WorkerId(2, 3))
+STEPS = 60
+
+# Not imported: it loads torch, which the other commands do without.
+SCRIPT = Path(__file__).with_name("demo_job.py")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -28,7 +31,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def demo_command(
-    steps: Annotated[int, typer.Option(help="How many to train.")] = demo_job.STEPS,
+    steps: Annotated[int, typer.Option(help="How many to train.")] = STEPS,
     events: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Append the disturbed run's events there."),
@@ -44,9 +47,7 @@ def demo_command(
     print("== Undisturbed, to compare with\n", flush=True)
     calm = _Watcher()
     _train(steps, calm.note, events=None)
-    print(
-        "\n== The same again. One worker is killed, then two at once; new ones join\n", flush=True
-    )
+    print("\n== Again. One worker is killed, then two at once; new ones join\n", flush=True)
     kills = [KillAt(place, steps // 4) for place in FIRST_KILL]
     kills += [KillAt(place, steps // 2) for place in SECOND_KILL]
     killer, stormy = Killer(kills), _Watcher(is_shown=True)
@@ -66,7 +67,7 @@ def _train(steps: int, subscriber: Subscriber, *, events: Path | None) -> None:
     with local_coordinator(
         REPLICAS, STAGES, events=events, replace_after_s=REPLACE_AFTER_S, subscriber=subscriber
     ) as coordinator:
-        script = Script(Path(demo_job.__file__), (str(steps),))
+        script = Script(SCRIPT, (str(steps),))
         outcome = run_local(script, coordinator=coordinator)
     leave(outcome)
 

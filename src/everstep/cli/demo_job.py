@@ -12,8 +12,6 @@ import torch
 import everstep
 from everstep.testing.char_gpt import Characters, char_gpt, next_character_loss
 
-STEPS = 60
-
 
 def main(steps: int) -> None:
     job = everstep.Job(
@@ -37,4 +35,4 @@ def main(steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else STEPS)
+    main(int(sys.argv[1]))

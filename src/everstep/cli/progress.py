@@ -38,7 +38,9 @@ class Progress:
             from rich.live import Live
 
             console = Console(stderr=True, highlight=False)
-            self._live = Live(console=console, refresh_per_second=8, redirect_stdout=False)
+            # Workers' lines go above the live one, unless they go elsewhere altogether.
+            to_terminal = sys.stdout.isatty()
+            self._live = Live(console=console, refresh_per_second=8, redirect_stdout=to_terminal)
             self._live.start()
         return self
 
@@ -109,9 +111,11 @@ class Progress:
 
     def _print(self, line: str) -> None:
         if self._live is not None:
-            self._live.console.print(line)
+            self._live.console.print(line, markup=False)
         else:
-            print(f"everstep: {line}", file=sys.stderr, flush=True)
+            # One write with its end: workers' lines go to the same place from other threads.
+            sys.stderr.write(f"everstep: {line}\n")
+            sys.stderr.flush()
 
 
 def _plan(fields: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from everstep.core.errors import ConfigError
 from everstep.membership.client import Client, OnHalt, connect
 from everstep.membership.messages import Hello
 
@@ -33,7 +34,10 @@ class WorkerContext:
 
     def connect(self, *, data_address: str, on_halt: OnHalt | None = None) -> Client:
         """Says Hello. Once per process: the coordinator knows a process by its uid."""
-        assert self.client is None, "this worker is connected already"
+        if self.client is not None:
+            raise ConfigError(
+                "everstep.train", "called again", "a process trains one job, with one call"
+            )
         hello = Hello(
             uid=self.uid,
             number=self.number,

@@ -6,7 +6,6 @@ coordinator cannot be told.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import runpy
 import sys
@@ -84,10 +83,14 @@ def _from_script(frames: TracebackType | None, script: str) -> TracebackType | N
 
 
 def _report(context: WorkerContext | None, failure: Failed) -> None:
-    with contextlib.suppress(CoordinatorGone):
+    try:
         if context is not None:
             # It may have failed before it ever connected.
             client = context.client or context.connect(data_address="")
             client.send(failure)
             return
+    except CoordinatorStopped:
+        return  # another worker was faster: its traceback is shown, or the job is over anyway
+    except CoordinatorGone:
+        pass
     sys.stderr.write(failure.traceback)

@@ -52,7 +52,12 @@ class Client:
         return self._link.local_host
 
     def send(self, message: m.FromWorker) -> None:
-        self._link.send(message)
+        try:
+            self._link.send(message)
+        except CoordinatorLost:
+            with self._news:
+                self._raise_if_gone()  # it said why before it closed
+            raise
 
     def wait_welcome(self, *, timeout_s: float = 60.0) -> m.Welcome:
         return self._wait(lambda: self._welcome, "Welcome", timeout_s)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Literal
 
 import torch
@@ -89,8 +90,9 @@ class Job:
             raise ConfigError("dataset", _kind(self.dataset), rule)
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ConfigError("clip_norm", self.clip_norm, "must be above 0")
-        # Accepts the plain string, too.
-        object.__setattr__(self, "clip_mode", ClipMode(self.clip_mode))
+        # Plain strings will do, too.
+        for name, choices in (("clip_mode", ClipMode), ("keep", Keep)):
+            object.__setattr__(self, name, _chosen(name, getattr(self, name), choices))
         if self.precision not in (None, "bf16"):
             raise ConfigError("precision", self.precision, "must be None or 'bf16'")
 
@@ -102,6 +104,13 @@ class Job:
                 "in_flight", list(self.in_flight), f"must have one number per stage ({num_stages})"
             )
         return tuple(self.in_flight)
+
+
+def _chosen(name: str, value: str, choices: type[StrEnum]) -> StrEnum:
+    try:
+        return choices(value)
+    except ValueError:
+        raise ConfigError(name, value, f"must be {' or '.join(choices)}") from None
 
 
 def _kind(value: object) -> str:
@@ -132,9 +141,12 @@ def check_optimizer(job: Job, optimizer: Optimizer) -> None:
     if job.keep is not Keep.NOTHING:
         return
     match check_undoable(optimizer):
-        case NotUndoable(optimizer=name, reason=reason, what_to_do=what_to_do):
+        case NotUndoable(optimizer=name, reason=reason):
             raise ConfigError(
-                "optimizer", name, f"its step cannot be undone: {reason}; {what_to_do}"
+                "optimizer",
+                name,
+                f"its step cannot be undone: {reason}; give the job keep=everstep.Keep.MISSING,"
+                " which copies at each step what is needed",
             )
         case _:
             pass

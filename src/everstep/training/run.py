@@ -140,8 +140,7 @@ class Run:
         if self._served + 1 == self.steps:
             # The last step stands only when everybody has finished it.
             self._uninterrupted(lambda: None)
-            self._guide.report_finished()
-            self._is_over = True
+            self._finish()
             raise StopIteration
         self._served += 1
         self._catch_up()
@@ -175,15 +174,29 @@ class Run:
         return self._perform(self._gather)
 
     def close(self) -> None:
-        """Leaves the job when all are ready to. What a peer still has to read is not cut off."""
+        """Leaves the job when all are ready to. What a peer still has to read is not cut off.
+
+        A loop that all have left early, at the same step, has finished as well.
+        """
+        if self._links is not None:
+            with suppress(EverstepError):
+                self._uninterrupted(self._meet)
+                self._finish()
         links, self._links = self._links, None
         if links is not None:
-            with suppress(EverstepError):
-                nothing = torch.zeros(1, device=self._holding.stage.device)
-                links.world.all_reduce(nothing).wait(LEAVE_WITHIN_S)
             links.close()
         if self._holding.fetcher is not None:
             self._holding.fetcher.close()
+
+    def _meet(self) -> None:
+        """Returns when every worker is here."""
+        nothing = torch.zeros(1, device=self._holding.stage.device)
+        self._connected.world.all_reduce(nothing).wait(LEAVE_WITHIN_S)
+
+    def _finish(self) -> None:
+        if not self._is_over:
+            self._guide.report_finished()
+            self._is_over = True
 
     @property
     def _state_step(self) -> int:
