@@ -95,7 +95,7 @@ def test_a_halt_is_heard_at_once_and_ends_every_wait(live: Live) -> None:
         client.on_halt = lambda halt: heard.append((halt, threading.current_thread().name))
         client.send(done(0, norm=3.0))
     for client in clients:
-        with pytest.raises(GenerationEnded, match="generation 1 ended: step 0 is taken again"):
+        with pytest.raises(GenerationEnded, match="generation 1 has ended: step 0 is taken again"):
             client.wait_watermark(0, timeout_s=10)
         with pytest.raises(GenerationEnded):
             client.raise_if_halted()

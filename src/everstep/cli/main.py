@@ -38,7 +38,7 @@ def _everstep() -> None:
 def main() -> None:
     """Runs the command line. Bad input is one line on stderr and exit status 2."""
     try:
-        status = app(standalone_mode=False)
+        status = app(prog_name="everstep", standalone_mode=False)
     except _UsageProblem as error:
         _complain(error.format_message())
         status = USAGE_ERROR
