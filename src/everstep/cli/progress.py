@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -57,37 +58,17 @@ class Progress:
 
     def show(self, event: Event) -> None:
         fields: dict[str, Any] = dict(event)
-        match fields["event"]:
-            case "started":
-                self._say(f"{fields['address']}: starting {self._num_workers} workers")
-            case "worker_joined":
-                self._num_joined += 1
-                if self._num_joined == self._num_workers:
-                    self._say(f"all {self._num_workers} workers are here")
-            case "generation":
-                self._generation = fields["number"]
-                self._say(f"generation {fields['number']}: {_plan(fields)}")
-            case "replanned":
-                self._say(f"new plan from step {fields['from_step']} on: {_plan(fields)}")
-            case "rollback":
-                self._say(
-                    f"step {fields['step']} is taken again: its norm was {fields['norm']:.4g},"
-                    f" scaled by {fields['scale']:.4g}"
-                )
-            case "worker_lost":
-                self._num_joined -= 1
-                self._say(
-                    f"lost worker {fields['replica']}:{fields['stage']} (pid {fields['pid']}):"
-                    f" {fields['how']}"
-                )
-            case "recovered":
-                self._say(f"step {fields['step']}: recovered in {fields['seconds']:.2f} s")
-            case "step":
-                self._step(fields)
-            case "finished":
-                self._say(f"finished {fields['steps']} steps in {fields['seconds']:.1f} s")
-            case _:
-                pass
+        name = fields["event"]
+        if name == "step":
+            self._step(fields)
+            return
+        if name == "generation":
+            self._generation = fields["number"]
+        self._num_joined += {"worker_joined": 1, "worker_lost": -1}.get(name, 0)
+        if name in _LINES:
+            self._say(_LINES[name](fields))
+        elif name == "worker_joined" and self._num_joined == self._num_workers:
+            self._say(f"all {self._num_workers} workers are here")
 
     def _step(self, fields: dict[str, Any]) -> None:
         self._times.append(fields["seconds"])
@@ -116,6 +97,23 @@ class Progress:
             # One write with its end: workers' lines go to the same place from other threads.
             sys.stderr.write(f"everstep: {line}\n")
             sys.stderr.flush()
+
+
+_LINES: dict[str, Callable[[dict[str, Any]], str]] = {
+    "started": lambda e: (
+        f"{e['address']}: starting {e['replicas']} replicas x {e['stages']} stages"
+    ),
+    "generation": lambda e: f"generation {e['number']}: {_plan(e)}",
+    "replanned": lambda e: f"new plan from step {e['from_step']} on: {_plan(e)}",
+    "rollback": lambda e: (
+        f"step {e['step']} is taken again: its norm was {e['norm']:.4g}, scaled by {e['scale']:.4g}"
+    ),
+    "worker_lost": lambda e: (
+        f"lost worker {e['replica']}:{e['stage']} (pid {e['pid']}): {e['how']}"
+    ),
+    "recovered": lambda e: f"step {e['step']}: recovered in {e['seconds']:.2f} s",
+    "finished": lambda e: f"finished {e['steps']} steps in {e['seconds']:.1f} s",
+}
 
 
 def _plan(fields: dict[str, Any]) -> str:
