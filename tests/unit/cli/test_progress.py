@@ -26,7 +26,7 @@ def test_a_line_of_progress_is_written_at_once(monkeypatch: pytest.MonkeyPatch) 
     written = Writes()
     monkeypatch.setattr("sys.stderr", written)
     with Progress(replicas=1, stages=2) as progress:
-        progress.show({"event": "started", "address": "127.0.0.1:1"})
+        progress.show({"event": "started", "address": "127.0.0.1:1", "replicas": 1, "stages": 2})
         for step in range(3):
             progress.show({"event": "step", "step": step, "loss": 0.5, "seconds": 0.1})
     first, *_, last = written.pieces
