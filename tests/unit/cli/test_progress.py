@@ -30,6 +30,6 @@ def test_a_line_of_progress_is_written_at_once(monkeypatch: pytest.MonkeyPatch) 
         for step in range(3):
             progress.show({"event": "step", "step": step, "loss": 0.5, "seconds": 0.1})
     first, *_, last = written.pieces
-    assert first == "everstep: 127.0.0.1:1: starting 2 workers\n"
+    assert first == "everstep: 127.0.0.1:1: starting 1 replicas x 2 stages\n"
     assert last.startswith("everstep: step 2  loss 0.5000")
     assert all(piece.count("\n") == 1 and piece.endswith("\n") for piece in written.pieces)
