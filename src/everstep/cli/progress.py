@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -110,9 +111,11 @@ class Progress:
         if self._live is not None:
             self._live.console.print(line, markup=False)
         else:
-            # One write with its end: workers' lines go to the same place from other threads.
-            sys.stderr.write(f"everstep: {line}\n")
-            sys.stderr.flush()
+            # One write with its end: workers' lines go to the same place from other threads. Whoever
+            # read it may have left (`| head`); the job has not.
+            with suppress(BrokenPipeError):
+                sys.stderr.write(f"everstep: {line}\n")
+                sys.stderr.flush()
 
 
 def _plan(fields: dict[str, Any]) -> str:
