@@ -19,13 +19,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from replicas_job import REPLICAS, make_job
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 import everstep
 from everstep.execute.data import Microbatch, SampleOrder, Slicing, fetch
+from replicas_job import REPLICAS, make_job
 
 
 def _work(rank: int, microbatches: int, steps: int, out: str, port: int) -> None:
