@@ -1,11 +1,11 @@
 """The script that emulated-device benchmarks run on every worker.
 
-Run by `everstep run`: F B W in seconds, micro-batches, steps.
+Run by `everstep run`: REPLICAS STAGES MICROBATCHES STEPS F B W [--in-flight N], times in seconds.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 
 import torch
 from torch import Tensor, nn
@@ -24,19 +24,25 @@ class Nothing:
         return torch.full((8,), float(index % 7)), torch.zeros(8)
 
 
-def main(replicas: int, stages: int, microbatches: int, steps: int, times: list[float]) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for number in ("replicas", "stages", "microbatches", "steps"):
+        parser.add_argument(number, type=int)
+    parser.add_argument("times", type=float, nargs=3, metavar=("F", "B", "W"))
+    parser.add_argument("--in-flight", type=int, help="micro-batches a worker may hold")
+    args = parser.parse_args()
     job = everstep.Job(
-        model=lambda: emulated_model(stages, *times),
+        model=lambda: emulated_model(args.stages, *args.times),
         loss=nn.functional.mse_loss,
         optimizer=lambda params: torch.optim.SGD(params, lr=0.01, momentum=0.9),
         dataset=Nothing(),
-        batch_size=replicas * microbatches,
-        microbatches=microbatches,
+        batch_size=args.replicas * args.microbatches,
+        microbatches=args.microbatches,
+        in_flight=args.in_flight,
     )
-    for _ in everstep.train(job, steps=steps):
+    for _ in everstep.train(job, steps=args.steps):
         pass
 
 
 if __name__ == "__main__":
-    shape, times = sys.argv[1:5], sys.argv[5:8]
-    main(*map(int, shape), [float(seconds) for seconds in times])
+    main()

@@ -14,6 +14,7 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -39,20 +40,17 @@ def _work(
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=ranks, timeout=timedelta(seconds=120))
     per_rank = 1 if kind == "1f1b" else 2
+    forward_s, input_gradient_s, weight_gradient_s = (seconds / per_rank for seconds in times)
     layers = [
-        EmulatedLayer(*(seconds / per_rank for seconds in times), SIZE) for _ in range(per_rank)
+        EmulatedLayer(forward_s, input_gradient_s, weight_gradient_s, SIZE) for _ in range(per_rank)
     ]
     batch = torch.zeros(microbatches, SIZE)
-    stages = [
-        PipelineStage(
-            layer,
-            rank + number * ranks,
-            ranks * per_rank,
-            torch.device("cpu"),
-        )
+    stages: list[Any] = [  # the schedules want a list of the base class, which is private
+        PipelineStage(layer, rank + number * ranks, ranks * per_rank, torch.device("cpu"))
         for number, layer in enumerate(layers)
     ]
     loss = nn.functional.mse_loss
+    schedule: Schedule1F1B | ScheduleInterleavedZeroBubble
     if kind == "1f1b":
         schedule = Schedule1F1B(stages[0], microbatches, loss_fn=loss)
     else:
@@ -64,9 +62,9 @@ def _work(
         dist.barrier()
         began_s = time.perf_counter()
         optimizer.zero_grad()
-        args = (batch,) if rank == 0 else ()
-        kwargs = {"target": torch.zeros(microbatches, SIZE)} if rank == ranks - 1 else {}
-        schedule.step(*args, **kwargs)
+        inputs = (batch,) if rank == 0 else ()
+        target = torch.zeros(microbatches, SIZE) if rank == ranks - 1 else None
+        schedule.step(*inputs, target=target)
         optimizer.step()
         dist.barrier()
         seconds.append(time.perf_counter() - began_s)
@@ -95,5 +93,6 @@ def main(kind: str, ranks: int, microbatches: int, steps: int, times: list[float
 
 if __name__ == "__main__":
     schedule_kind, *numbers, path = sys.argv[1:]
-    shape, durations = map(int, numbers[:3]), [float(number) for number in numbers[3:]]
-    sys.exit(main(schedule_kind, *shape, durations, path))
+    num_ranks, num_microbatches, num_steps = map(int, numbers[:3])
+    durations = [float(number) for number in numbers[3:]]
+    sys.exit(main(schedule_kind, num_ranks, num_microbatches, num_steps, durations, path))

@@ -6,6 +6,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -94,9 +95,11 @@ class Progress:
         if self._live is not None:
             self._live.console.print(line, markup=False)
         else:
-            # One write with its end: workers' lines go to the same place from other threads.
-            sys.stderr.write(f"everstep: {line}\n")
-            sys.stderr.flush()
+            # One write with its end: workers' lines go to the same place from other threads. The
+            # reader may have left (`| head`); the job has not.
+            with suppress(BrokenPipeError):
+                sys.stderr.write(f"everstep: {line}\n")
+                sys.stderr.flush()
 
 
 _LINES: dict[str, Callable[[dict[str, Any]], str]] = {

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import BinaryIO, TypeAlias
 
 Sink: TypeAlias = Callable[[str], None]
@@ -17,8 +18,10 @@ MAX_LINE_BYTES = 64 << 10
 
 
 def write_line(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    """A reader that has left (`| head`) must not leave workers blocked on full pipes."""
+    with suppress(BrokenPipeError):
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
 
 
 class Output:

@@ -7,6 +7,7 @@ scalars (step counter and the like), and is small: what a rule allocates while i
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -35,7 +36,7 @@ class Tally:
 
     largest_cancellation: float = 0.0
     num_cancelled: int = 0
-    sums: list[Tensor] = field(default_factory=list)
+    extremes: list[Tensor] = field(default_factory=list)
     """One number for each tensor that was looked at: not finite if any element was not."""
 
     def note_cancellation(self, added: Tensors, remaining: Tensors, *, scale: float) -> None:
@@ -54,12 +55,19 @@ class Tally:
 
     def note_finite(self, tensors: Tensors) -> None:
         """Looks for NaN and infinity; `is_finite` gives the answer, without a wait for each."""
-        self.sums += [tensor.sum() for tensor in tensors]
+        if tensors[0].device.type == "cpu":
+            self.extremes += [tensor.sum() for tensor in tensors]
+        else:  # a few launches for all, where the processor is faster one by one
+            self.extremes += torch._foreach_norm(tensors, math.inf)
 
     @property
     def is_finite(self) -> bool:
         """False when a gradient was not, or its square: then the step destroyed what it reached."""
-        return all(math.isfinite(total.item()) for total in self.sums)
+        by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
+        for extreme in self.extremes:
+            by_kind[extreme.device, extreme.dtype].append(extreme)
+        # One transfer for all of a device: a GPU would be waited for a hundred times otherwise.
+        return all(bool(torch.stack(same).isfinite().all()) for same in by_kind.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,8 +176,7 @@ def _packed(rows: Iterator[tuple[Tensor, ...]], limit: int) -> Iterator[list[tup
 
 
 def _largest(tensors: Tensors) -> float:
-    largest = torch.stack([tensor.amax() for tensor in tensors]).amax()
-    return float(largest.item())
+    return float(torch.stack(list(torch._foreach_max(tensors))).amax().item())
 
 
 def _real(tensor: Tensor) -> Tensor:

@@ -37,6 +37,8 @@ def priorities(work: Workload, *, leads: Sequence[float] | None = None) -> Prior
     """
     leads = leads or [B_FIRST] * work.stages
     num_jobs = work.num_jobs
+    # A lone stage has nobody to wait for: W at once holds one micro-batch instead of all.
+    filler = 3 * num_jobs if work.stages > 1 else 0
     urgency: list[float] = []
     for job in range(num_jobs):
         replica, microbatch = divmod(job, work.microbatches)
@@ -44,7 +46,7 @@ def priorities(work: Workload, *, leads: Sequence[float] | None = None) -> Prior
         turn = microbatch * work.replicas + replica
         for lead in leads:
             ahead = min(max(lead * work.replicas, -num_jobs), num_jobs)
-            urgency += (turn, turn + ahead, turn + 3 * num_jobs)
+            urgency += (turn, turn + ahead, turn + filler)
     return urgency
 
 
