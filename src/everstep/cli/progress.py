@@ -111,8 +111,8 @@ class Progress:
         if self._live is not None:
             self._live.console.print(line, markup=False)
         else:
-            # One write with its end: workers' lines go to the same place from other threads. Whoever
-            # read it may have left (`| head`); the job has not.
+            # One write with its end: workers' lines go to the same place from other threads. The
+            # reader may have left (`| head`); the job has not.
             with suppress(BrokenPipeError):
                 sys.stderr.write(f"everstep: {line}\n")
                 sys.stderr.flush()
