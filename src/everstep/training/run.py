@@ -24,6 +24,7 @@ from everstep.core.errors import (
     PeerSilent,
 )
 from everstep.core.ids import WorkerId
+from everstep.core.points import Point, passing
 from everstep.execute.data import Dataset, Fetcher
 from everstep.execute.evaluation import Evaluation
 from everstep.execute.executor import Clipping, Executor, upcoming
@@ -157,6 +158,7 @@ class Run:
         holding, job = self._holding, self._holding.job
 
         def operation() -> dict[str, float]:
+            passing(Point.BEFORE_EVALUATE, step=self._state_step)
             evaluation = Evaluation(
                 holding.stage,
                 self._connected,
@@ -256,6 +258,7 @@ class Run:
         )
 
     def _gather(self) -> dict[str, Tensor]:
+        passing(Point.BEFORE_GATHER, step=self._state_step)
         holding, links = self._holding, self._connected
         stages = range(holding.stage.num_stages)
         reporter = self._lead(stages[-1])
@@ -280,7 +283,7 @@ class Run:
         """Ends the generation where it was agreed to end; nothing is interrupted."""
         if not self._guide.is_boundary(self._state_step):
             return
-        self._guide.report_halted(self._finished_step, operations=self._num_operations)
+        self._report_halted()
         orders = self._guide.next_orders()
         # Only now has everybody left: what they still had to read was not cut off.
         self._disconnect()
@@ -294,8 +297,14 @@ class Run:
         if not lifetime.has_ended:
             raise interruption
         self._disconnect()
-        self._guide.report_halted(self._finished_step, operations=self._num_operations)
+        self._report_halted()
         self._begin(self._guide.next_orders())
+
+    def _report_halted(self) -> None:
+        # A new worker that has no state yet stops before the step it was to begin with.
+        finished = self._finished_step
+        passing(Point.HALTED, step=self._orders.step - 1 if finished is None else finished)
+        self._guide.report_halted(finished, operations=self._num_operations)
 
     def _disconnect(self) -> None:
         if self._links is not None:
@@ -341,14 +350,20 @@ class Run:
 
     def _copy(self, orders: Orders, links: Links) -> None:
         me, state = self._holding.me, self._holding.state()
+        step = orders.step - 1
         for copy in orders.copies:
+            if me not in (copy.source, copy.target):
+                continue
+            passing(Point.BEFORE_COPY, step=step)
             if copy.source == me:
                 assert links.channels is not None
                 send_state_copy(state, links.channels, to=copy.target)
-            elif copy.target == me:
+                passing(Point.AFTER_COPY, step=step)
+            else:
                 assert links.channels is not None
                 receive_state_copy(state, links.channels, source=copy.source)
-                self._finished_step = step = orders.step - 1
+                passing(Point.AFTER_COPY, step=step)
+                self._finished_step = step
                 self._num_operations = orders.operations
                 self._guide.report_copied(step)
                 self._results[step] = Step(
