@@ -21,6 +21,9 @@ class Point(StrEnum):
     BEFORE_REDUCTION = "before-reduction"
     """All gradients of a bucket are ready; its reduction has not begun."""
 
+    IN_REDUCTION = "in-reduction"
+    """This worker has given its share; others may have the sum before it does."""
+
     AFTER_REDUCTION = "after-reduction"
     BEFORE_OPTIMIZER = "before-optimizer"
     AFTER_OPTIMIZER = "after-optimizer"

@@ -43,6 +43,7 @@ class Reduction:
 
     def finish(self) -> None:
         assert len(self._works) == len(self._buckets.buckets), "W has not told of every parameter"
+        passing(Point.IN_REDUCTION, step=self._step)
         for work in self._works:
             work.wait(REDUCE_WITHIN_S)
         passing(Point.AFTER_REDUCTION, step=self._step)

@@ -12,8 +12,8 @@ from everstep.comm.framing import Direction
 from everstep.comm.gloo import form_gloo
 from everstep.comm.group import SoloGroup
 from everstep.comm.store import StoreAddress
-from everstep.core.clock import SystemClock
 from everstep.core import points
+from everstep.core.clock import SystemClock
 from everstep.core.errors import ConfigError
 from everstep.core.ids import WorkerId
 from everstep.execute.data import (
