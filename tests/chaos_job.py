@@ -1,7 +1,7 @@
 """A job under faults: a small GPT with dropout and AdamW that plays a fault script.
 
 Imported by the tests for the reference; run by `everstep run` as the script of a worker. At its end
-each worker leaves a note in the folder: checksums of its state, descriptors and threads it has open.
+each worker leaves a note in the folder: checksums of its state, what it has open.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def adamw(params: Any) -> Optimizer:
 
 
 def schedule(optimizer: Optimizer) -> LRScheduler:
-    return torch.optim.lr_scheduler.StepLR(optimizer, step_size=10, gamma=0.8)
+    return torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.98)
 
 
 def job(*, is_clipped: bool) -> everstep.Job:

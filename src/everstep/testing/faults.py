@@ -1,4 +1,5 @@
-"""Faults on purpose: workers that are killed, frozen or slowed down. For demos, tests and drills.
+"""Faults on purpose: workers that are killed, frozen, slowed down or cut off. For demos, tests and
+drills.
 
 everstep run --kill 1:2@40 ...      kill -9 of worker 1:2 while step 40 is under way
 
@@ -29,7 +30,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from everstep.core import points
-from everstep.core.errors import ConfigError
+from everstep.core.errors import ConfigError, PeerLost
 from everstep.core.events import Event
 from everstep.core.ids import WorkerId
 from everstep.core.points import Point
@@ -48,7 +49,7 @@ IN_EVERY_STEP = (
 """What each worker of two or more stages passes in each step, some of it several times."""
 
 _FAULT = re.compile(
-    r"(?P<what>kill|freeze|slow) (?P<place>\d+:\d+) (?P<point>[a-z-]+)@(?P<step>\d+)"
+    r"(?P<what>kill|break|freeze|slow) (?P<place>\d+:\d+) (?P<point>[a-z-]+)@(?P<step>\d+)"
     r"(#(?P<occurrence>[1-9]\d*))?( for (?P<seconds>\d+(\.\d+)?))?"
 )
 
@@ -111,7 +112,20 @@ class Slow:
         time.sleep(self.seconds)
 
 
-Fault: TypeAlias = Kill | Freeze | Slow
+@dataclass(frozen=True, slots=True)
+class Break:
+    """The worker finds a connection broken, though everybody is alive."""
+
+    at: Moment
+
+    def __str__(self) -> str:
+        return f"break {self.at}"
+
+    def act(self) -> None:
+        raise PeerLost([], during=str(self.at.point), cause="the fault script says so")
+
+
+Fault: TypeAlias = Kill | Freeze | Slow | Break
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +145,7 @@ class FaultScript:
 def _parse_fault(text: str) -> Fault:
     match = _FAULT.fullmatch(text)
     is_timed = match is not None and match["seconds"] is not None
-    if match is None or is_timed == (match["what"] == "kill"):
+    if match is None or is_timed == (match["what"] in ("kill", "break")):
         rule = "must be like `kill 1:2 after-send@7` or `freeze 1:2 after-send@7#2 for 6`"
         raise ConfigError("fault", text, rule)
     if match["point"] not in list(Point):
@@ -145,6 +159,8 @@ def _parse_fault(text: str) -> Fault:
     match match["what"]:
         case "kill":
             return Kill(at)
+        case "break":
+            return Break(at)
         case "freeze":
             return Freeze(at, float(match["seconds"]))
         case _:
