@@ -14,8 +14,10 @@ from typing import Protocol
 from torch import Tensor
 
 from everstep.comm.channels import Channels
+from everstep.comm.reading import Message
 from everstep.core.clock import Clock
 from everstep.core.ids import WorkerId
+from everstep.core.points import Point, passing
 from everstep.execute import timing
 from everstep.execute.boundary import flatten
 from everstep.execute.data import Fetcher, Microbatch
@@ -87,7 +89,7 @@ class Executor:
         times = StepTimes(self._clock)
         num_weights_left = sum(action.kind is Kind.WEIGHT_GRADIENT for action in actions)
         is_begun = False
-        reduction = Reduction(self._stage.buckets, self._links.stage)
+        reduction = Reduction(self._stage.buckets, self._links.stage, step=step)
         for action in actions:
             self._pace.check()
             mb = Microbatch(step, action.replica, action.microbatch)
@@ -135,24 +137,14 @@ class Executor:
         if action.receives_from is None:
             return *flatten(given), target
         with times.measure(timing.PEERS):
-            message = self._channels.receive(
-                action.receives_from,
-                DIRECTIONS[Kind.FORWARD],
-                _key(mb, action),
-                timeout_s=RECEIVE_WITHIN_S,
-            )
+            message = self._receive(mb, action, action.receives_from)
         return message.tensors, message.structure, target
 
     def _backward_input(self, mb: Microbatch, action: Action, times: StepTimes) -> None:
         gradients: Sequence[Tensor | None] = ()
         if action.receives_from is not None:
             with times.measure(timing.PEERS):
-                message = self._channels.receive(
-                    action.receives_from,
-                    DIRECTIONS[Kind.INPUT_GRADIENT],
-                    _key(mb, action),
-                    timeout_s=RECEIVE_WITHIN_S,
-                )
+                message = self._receive(mb, action, action.receives_from)
             gradients = _with_gaps(message.tensors, message.structure)
         with times.measure(timing.INPUT_GRADIENT):
             found = self._stage.backward_input(mb, gradients)
@@ -161,12 +153,22 @@ class Executor:
             gaps = "".join("-" if gradient is None else "x" for gradient in found)
             self._send(mb, action, present, gaps)
 
+    def _receive(self, mb: Microbatch, action: Action, peer: WorkerId) -> Message:
+        passing(Point.BEFORE_RECEIVE, step=mb.step)
+        message = self._channels.receive(
+            peer, DIRECTIONS[action.kind], _key(mb, action), timeout_s=RECEIVE_WITHIN_S
+        )
+        passing(Point.AFTER_RECEIVE, step=mb.step)
+        return message
+
     def _send(
         self, mb: Microbatch, action: Action, tensors: Sequence[Tensor], structure: str
     ) -> None:
         peer: WorkerId | None = action.sends_to
         assert peer is not None
+        passing(Point.BEFORE_SEND, step=mb.step)
         self._channels.send(peer, DIRECTIONS[action.kind], _key(mb, action), tensors, structure)
+        passing(Point.AFTER_SEND, step=mb.step)
 
     def _begin_gradients(self, step: int, times: StepTimes) -> None:
         """The gradients of the last step are kept until nobody can ask to undo it any more."""
@@ -200,7 +202,9 @@ class Executor:
                 world=self._links.world,
                 num_in_stage=len(self._links.stage.members),
             )
+        passing(Point.BEFORE_OPTIMIZER, step=step)
         self._update.step()
+        passing(Point.AFTER_OPTIMIZER, step=step)
         return norm_squared
 
     @property

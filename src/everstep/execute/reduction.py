@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from everstep.comm.group import Group, Work
+from everstep.core.points import Point, passing
 from everstep.execute.buckets import GradientBuckets
 
 REDUCE_WITHIN_S = 600.0
@@ -22,9 +23,10 @@ REDUCE_WITHIN_S = 600.0
 class Reduction:
     """Of one step. `note` is given to the last W; `finish` waits for the sums."""
 
-    def __init__(self, buckets: GradientBuckets, group: Group) -> None:
+    def __init__(self, buckets: GradientBuckets, group: Group, *, step: int) -> None:
         self._buckets = buckets
         self._group = group
+        self._step = step
         self._missing = Counter(buckets.bucket_of(param) for param in buckets.params)
         self._works: list[Work] = []
 
@@ -36,12 +38,15 @@ class Reduction:
             if self._missing[number]:
                 return
             self._buckets.seal(number)
+            passing(Point.BEFORE_REDUCTION, step=self._step)
             self._works.append(self._group.all_reduce(self._buckets.buffers[number]))
 
     def finish(self) -> None:
         assert len(self._works) == len(self._buckets.buckets), "W has not told of every parameter"
+        passing(Point.IN_REDUCTION, step=self._step)
         for work in self._works:
             work.wait(REDUCE_WITHIN_S)
+        passing(Point.AFTER_REDUCTION, step=self._step)
         self._buckets.drop_unused()
 
 

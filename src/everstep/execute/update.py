@@ -66,6 +66,11 @@ class Update:
         if self.scheduler is not None:
             self.scheduler.step()
 
+    def follow(self) -> None:
+        """Takes the step that a peer took, with the peer's gradients in the buckets."""
+        self._buckets.drop_unused()
+        self.step()
+
     def take_back(self) -> UndoReport | None:
         """Undoes the last step; its gradients stay as they were applied."""
         if self.optimizer is None:

@@ -150,7 +150,7 @@ class Client:
                 case m.Resume():
                     self._resume = message
                     self._halt = self._replan = None
-                    self._boundary = None
+                    self._boundary = message.boundary
                     self._watermark = message.watermark
                 case m.Replan():
                     self._replan = message

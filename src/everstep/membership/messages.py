@@ -258,6 +258,9 @@ class Resume(_Message, frozen=True, kw_only=True):
     result: StepResult | None = None
     """Of step `step - 1`, for those who get its state by copy."""
 
+    boundary: int | None = None
+    """The generation ends after this step, as by Boundary; `step - 1`: before it runs any."""
+
 
 class Replan(_Message, frozen=True, kw_only=True):
     """From `from_step` on, run these actions instead."""

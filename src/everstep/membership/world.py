@@ -228,7 +228,12 @@ class World:
     def _form(self, now_s: float, *, why: str, redo: m.RollBack | None = None) -> None:
         """Starts the next generation with the workers that wait, from where they can all go on."""
         assert self.job is not None
-        live = {p: w for p, w in self.roster.placed().items() if w.state is State.STANDBY}
+        waiting = {p: w for p, w in self.roster.placed().items() if w.state is State.STANDBY}
+        live = waiting
+        if self._halting is not None:
+            # New workers come in at a boundary only: the scripts of those who were interrupted may
+            # be in the middle of something that a new one's will not take part in.
+            live = {p: w for p, w in waiting.items() if w.finished_step is not None}
         decision = self._decide(
             survivors(live.values()), shape=self.shape, open_step=self.ledger.open_step
         )
@@ -243,6 +248,8 @@ class World:
         self._step_began_s = now_s
         self.plans.make(self.job, live)
         step = decision.finished_step + 1
+        if len(live) < len(waiting) and step < self.job.steps:
+            self._boundary = decision.finished_step
         fields = {"number": self.generation, "resume_step": step, "reason": why}
         recovery = {
             "rungs": {str(stage): str(rung) for stage, rung in enumerate(decision.rungs)},
@@ -251,7 +258,7 @@ class World:
         self._emit("generation", **fields, **recovery, **self.plans.fields(live))
         if self._outage is not None:
             self._outage.formed_s = now_s
-        members = self.roster.members()
+        members = tuple(x for x in self.roster.members() if WorkerId(x.replica, x.stage) in live)
         self._members = {member.uid for member in members}
         for place, worker in live.items():
             worker.move(Happening.RESUMED)
@@ -268,6 +275,7 @@ class World:
                 copies=copies_on_the_wire(decision),
                 operations=decision.operations,
                 result=result,
+                boundary=self._boundary,
             )
             self._send(worker.uid, resume)
 

@@ -51,9 +51,14 @@ def _is_ahead(survivor: Survivor, target: int) -> bool:
 
 
 def _copies(members: Sequence[Survivor], target: int) -> list[StateCopy]:
-    """Who lacks the target state gets it from those who will have it, taken in turn."""
-    sources = [s for s in members if s.finished_step is not None and s.finished_step >= target]
-    needy = [s for s in members if s.finished_step is None or s.finished_step < target]
+    """Who lacks the target state gets it from those who have it, taken in turn.
+
+    A step taken back is right to a rounding error only; so whoever does that, and has a peer that
+    never took it, copies the peer's bits. Where all take it back, all get the same bits.
+    """
+    there = [s for s in members if s.finished_step == target]
+    sources = there or [s for s in members if _is_ahead(s, target)]
+    needy = [s for s in members if s not in sources]
     return [
         StateCopy(sources[number % len(sources)].place, survivor.place)
         for number, survivor in enumerate(needy)

@@ -1,5 +1,6 @@
 """Copies the whole state of a stage from one worker to another: parameters, buffers, optimizer,
-scheduler. Bit for bit, in pieces, each with a checksum.
+scheduler. Bit for bit, in pieces, each with a checksum. Or just the gradients of a step, for one
+that is only that step behind: it takes the step itself and can then also take it back.
 
 Nothing is changed on the receiving side before everything has arrived and is right, so a copy that
 is interrupted leaves what was there. Randomness is keyed by step and micro-batch: there is none to
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,24 +44,44 @@ def send_state_copy(state: StageState, channels: Channels, *, to: WorkerId) -> N
     """Returns when all of it has left this process."""
     document, tensors = _pack(state)
     _send(channels, to, "document", [], document)
-    for number, tensor in enumerate(tensors):
-        _send(channels, to, f"tensor {number}", [tensor], str(_checksum(tensor)))
-    channels.flush(timeout_s=COPY_WITHIN_S)
+    _send_tensors(tensors, channels, to=to)
 
 
 def receive_state_copy(state: StageState, channels: Channels, *, source: WorkerId) -> None:
     """Makes `state` equal to the source's."""
     document = _receive(channels, source, "document").structure
     packed = json.loads(document)
+    _unpack(state, packed, _receive_tensors(packed["tensors"], channels, source=source))
+
+
+def send_gradients(buffers: Sequence[Tensor], channels: Channels, *, to: WorkerId) -> None:
+    """Returns when all of it has left this process."""
+    _send_tensors(buffers, channels, to=to)
+
+
+def receive_gradients(buffers: Sequence[Tensor], channels: Channels, *, source: WorkerId) -> None:
+    """Fills `buffers` with the source's, which must be alike."""
+    received = _receive_tensors(len(buffers), channels, source=source)
+    for buffer, tensor in zip(buffers, received, strict=True):
+        buffer.copy_(tensor)
+
+
+def _send_tensors(tensors: Sequence[Tensor], channels: Channels, *, to: WorkerId) -> None:
+    for number, tensor in enumerate(tensors):
+        _send(channels, to, f"tensor {number}", [tensor], str(_checksum(tensor)))
+    channels.flush(timeout_s=COPY_WITHIN_S)
+
+
+def _receive_tensors(number: int, channels: Channels, *, source: WorkerId) -> list[Tensor]:
     tensors = []
-    for number in range(packed["tensors"]):
-        message = _receive(channels, source, f"tensor {number}")
+    for index in range(number):
+        message = _receive(channels, source, f"tensor {index}")
         (tensor,) = message.tensors
         if str(_checksum(tensor)) != message.structure:
-            what = f"tensor {number} of a state copy arrived damaged"
+            what = f"tensor {index} of a copy arrived damaged"
             raise ProtocolBroken(what, peer=f"worker {source}")
         tensors.append(tensor)
-    _unpack(state, packed, tensors)
+    return tensors
 
 
 def _send(channels: Channels, to: WorkerId, key: str, tensors: list[Tensor], text: str) -> None:

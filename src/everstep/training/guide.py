@@ -45,6 +45,9 @@ class Orders:
     redo: m.RollBack | None = None
     undo: bool = False
     copies: tuple[StateCopy, ...] = ()
+    is_copied_step_open: bool = False
+    """Those who copy are one step behind: they need its gradients only."""
+
     operations: int = 0
     """Completed by everybody; later ones are to be served again."""
 
@@ -120,6 +123,7 @@ class CoordinatorGuide:
                 StateCopy(WorkerId(copy.source, copy.stage), WorkerId(copy.target, copy.stage))
                 for copy in resume.copies
             ),
+            is_copied_step_open=resume.watermark < resume.step - 1,
             operations=resume.operations,
             result=resume.result,
         )

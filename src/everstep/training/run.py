@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from everstep.comm.channels import Channels
 from everstep.core.clock import Clock
 from everstep.core.errors import (
     EverstepError,
@@ -24,6 +25,7 @@ from everstep.core.errors import (
     PeerSilent,
 )
 from everstep.core.ids import WorkerId
+from everstep.core.points import Point, passing
 from everstep.execute.data import Dataset, Fetcher
 from everstep.execute.evaluation import Evaluation
 from everstep.execute.executor import Clipping, Executor, upcoming
@@ -35,7 +37,13 @@ from everstep.execute.stage import Stage
 from everstep.execute.timing import Profiler
 from everstep.execute.update import Update
 from everstep.membership.messages import ClipMode
-from everstep.recovery.transfer import StageState, receive_state_copy, send_state_copy
+from everstep.recovery.transfer import (
+    StageState,
+    receive_gradients,
+    receive_state_copy,
+    send_gradients,
+    send_state_copy,
+)
 from everstep.schedule.actions import Action
 from everstep.training.guide import Guide, Orders
 from everstep.training.job import Job
@@ -156,6 +164,7 @@ class Run:
         holding, job = self._holding, self._holding.job
 
         def operation() -> dict[str, float]:
+            passing(Point.BEFORE_EVALUATE, step=self._state_step)
             evaluation = Evaluation(
                 holding.stage,
                 self._connected,
@@ -234,7 +243,6 @@ class Run:
         while True:
             self._catch_up()
             try:
-                self._leave_at_boundary()
                 self._guide.wait_watermark(self._state_step)
                 self._serve_again()
                 return operation()
@@ -248,8 +256,10 @@ class Run:
             self._again.pop(0)
 
     def _train_one(self, step: int) -> None:
-        self._leave_at_boundary()
+        """Trains `step`, or changes the generation where that was agreed on."""
         self._serve_again()
+        if self._leave_at_boundary():
+            return  # with a state that may be another than before
         replanned = self._guide.take_replan(step)
         if replanned is not None:
             self._follow(replanned, first_step=step)
@@ -269,6 +279,7 @@ class Run:
         )
 
     def _gather(self) -> dict[str, Tensor]:
+        passing(Point.BEFORE_GATHER, step=self._state_step)
         holding, links = self._holding, self._connected
         stages = range(holding.stage.num_stages)
         reporter = self._lead(stages[-1])
@@ -289,15 +300,20 @@ class Run:
         sum_over(links.world, [0.0], device=holding.stage.device)
         return {name: tensor.detach().to("cpu", copy=True) for name, tensor in found.items()}
 
-    def _leave_at_boundary(self) -> None:
-        """Ends the generation where it was agreed to end; nothing is interrupted."""
+    def _leave_at_boundary(self) -> bool:
+        """Ends the generation where it was agreed to end; nothing is interrupted.
+
+        Only on the way into a step: what scripts do between steps, a new worker's script would not
+        take part in, because it has not seen the step before.
+        """
         if not self._guide.is_boundary(self._state_step):
-            return
-        self._guide.report_halted(self._finished_step, operations=self._num_operations)
+            return False
+        self._report_halted()
         orders = self._guide.next_orders()
         # Only now has everybody left: what they still had to read was not cut off.
         self._disconnect()
         self._begin(orders)
+        return True
 
     def _change_generation(self, interruption: EverstepError) -> None:
         lifetime = self._orders.lifetime
@@ -307,8 +323,14 @@ class Run:
         if not lifetime.has_ended:
             raise interruption
         self._disconnect()
-        self._guide.report_halted(self._finished_step, operations=self._num_operations)
+        self._report_halted()
         self._begin(self._guide.next_orders())
+
+    def _report_halted(self) -> None:
+        # A new worker that has no state yet stops before the step it was to begin with.
+        finished = self._finished_step
+        passing(Point.HALTED, step=self._orders.step - 1 if finished is None else finished)
+        self._guide.report_halted(finished, operations=self._num_operations)
 
     def _disconnect(self) -> None:
         if self._links is not None:
@@ -353,24 +375,41 @@ class Run:
         self._again = [op for op in self._operations if op.number >= orders.operations]
 
     def _copy(self, orders: Orders, links: Links) -> None:
-        me, state = self._holding.me, self._holding.state()
+        me, step = self._holding.me, orders.step - 1
         for copy in orders.copies:
+            if me not in (copy.source, copy.target):
+                continue
+            assert links.channels is not None
+            passing(Point.BEFORE_COPY, step=step)
             if copy.source == me:
-                assert links.channels is not None
-                send_state_copy(state, links.channels, to=copy.target)
-            elif copy.target == me:
-                assert links.channels is not None
-                receive_state_copy(state, links.channels, source=copy.source)
-                self._finished_step = step = orders.step - 1
+                self._give(orders, links.channels, to=copy.target)
+            else:
+                self._take(orders, links.channels, source=copy.source)
+            passing(Point.AFTER_COPY, step=step)
+            if copy.target == me:
+                self._finished_step = step
                 self._num_operations = orders.operations
                 self._guide.report_copied(step)
-                self._results[step] = Step(
-                    index=step,
-                    loss=None if orders.result is None else orders.result.loss,
-                    metrics={} if orders.result is None else orders.result.metrics,
-                    seconds=0.0,
-                    is_reporter=self.is_reporter,
-                )
+
+    def _give(self, orders: Orders, channels: Channels, *, to: WorkerId) -> None:
+        if orders.is_copied_step_open:
+            send_gradients(self._holding.stage.buckets.buffers, channels, to=to)
+        else:
+            send_state_copy(self._holding.state(), channels, to=to)
+
+    def _take(self, orders: Orders, channels: Channels, *, source: WorkerId) -> None:
+        if orders.is_copied_step_open:
+            receive_gradients(self._holding.stage.buckets.buffers, channels, source=source)
+            self._holding.update.follow()
+        else:
+            receive_state_copy(self._holding.state(), channels, source=source)
+        self._results[orders.step - 1] = Step(
+            index=orders.step - 1,
+            loss=None if orders.result is None else orders.result.loss,
+            metrics={} if orders.result is None else orders.result.metrics,
+            seconds=0.0,
+            is_reporter=self.is_reporter,
+        )
 
     def _make_executor(self, orders: Orders, links: Links) -> Executor:
         holding, job = self._holding, self._holding.job

@@ -12,6 +12,7 @@ from everstep.comm.framing import Direction
 from everstep.comm.gloo import form_gloo
 from everstep.comm.group import SoloGroup
 from everstep.comm.store import StoreAddress
+from everstep.core import points
 from everstep.core.clock import SystemClock
 from everstep.core.errors import ConfigError
 from everstep.core.ids import WorkerId
@@ -69,6 +70,7 @@ def _train_together(job: Job, steps: int, context: WorkerContext) -> Run:
     client = context.connect(data_address=endpoint.address)
     place = client.wait_welcome()
     me = WorkerId(place.replica, place.stage)
+    points.stand_at(me)
     holding = _hold(job, me=me, replicas=place.replicas, num_stages=place.stages)
     guide: Guide = CoordinatorGuide(client, me=me)
     client.send(m.Ready(_facts(job, steps, holding)))
@@ -162,6 +164,7 @@ class _Together(Connect):
     def __call__(self, orders: Orders) -> Links:
         meeting = orders.meeting
         assert meeting is not None
+        points.passing(points.Point.BEFORE_GROUPS, step=orders.step)
         sends, receives = channels_of(orders.actions)
         leads = [orders.members_of(stage)[0] for stage in range(self._num_stages)]
         reporter = leads[-1]
@@ -202,5 +205,6 @@ class _Together(Connect):
                 )
                 undo.callback(groups[name].close)
             undo.pop_all()
+        points.passing(points.Point.AFTER_GROUPS, step=orders.step)
         stage, world = groups.values()
         return Links(channels=channels, stage=stage, world=world)
