@@ -159,7 +159,7 @@ class Crew:
         """Whoever is awake says so; then the world looks at its clock."""
         self.now_s += seconds
         for worker in self.workers:
-            if worker.is_awake and worker.phase is not Phase.NEW and not worker.up:
+            if worker.is_awake and worker.has_joined and not worker.up:
                 self.tell(worker, m.Heartbeat())
         self.note(self.world.handle(Tick(), now_s=self.now_s))
 

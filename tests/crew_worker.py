@@ -138,6 +138,11 @@ class CrewWorker:
         return self.is_alive and not self.is_frozen
 
     @property
+    def has_joined(self) -> bool:
+        """Its Hello is on its way."""
+        return self.phase is not Phase.NEW
+
+    @property
     def is_in_generation(self) -> bool:
         return self.phase in (Phase.CONNECTING, Phase.RUNNING, Phase.OVER)
 
@@ -181,9 +186,11 @@ class CrewWorker:
                 self.up.append(Gone.CLOSED)
 
     def die(self, *, num_unsent: int = 0) -> None:
-        for _ in range(min(num_unsent, len(self.up))):
-            self.up.pop()
-        if self.phase is not Phase.NEW:
+        """The last messages are lost with it, but a Hello that was said is heard."""
+        for _ in range(num_unsent):
+            if self.up and not isinstance(self.up[-1], m.Hello):
+                self.up.pop()
+        if self.has_joined:
             self.up.append(Gone.CLOSED)
         self.phase = Phase.GONE
 

@@ -96,6 +96,14 @@ class Roster:
         self.workers[hello.uid] = worker
         return worker
 
+    def seat_one_that_waits(self) -> Worker | None:
+        """Gives the best vacancy to the worker that has waited longest for one."""
+        waiting = (worker for worker in self.here() if worker.place is None)
+        worker = next(waiting, None)
+        if worker is not None:
+            worker.place = self.best_vacancy()
+        return worker
+
     def here(self) -> list[Worker]:
         return [worker for worker in self.workers.values() if worker.is_here]
 
