@@ -53,6 +53,9 @@ class Worker:
     finished_step: int | None = -1
     """None for a new worker that has no state yet."""
 
+    is_copying: bool = False
+    """Its state is about to be replaced by a peer's: `finished_step` is that of the old one."""
+
     operations: int = 0
 
     @property

@@ -276,8 +276,11 @@ class World:
     ) -> m.RollBack | None:
         """Brings the books to where the decision says. The open step stands when everybody has it,
         and may then still have to be scaled."""
-        for place in decision.undo:
-            live[place].finished_step = decision.finished_step
+        targets = {copy.target for copy in decision.copies}
+        for place, worker in live.items():
+            worker.is_copying = place in targets
+            if place in decision.undo:
+                worker.finished_step = decision.finished_step
         if decision.finished_step < self.ledger.open_step:
             self.ledger.reopen()
             return None
@@ -343,6 +346,7 @@ class World:
         if message.generation != self.generation or worker.place is None:
             raise ProtocolBroken(f"it copied in {message.generation}", peer=str(worker))
         worker.finished_step = message.step
+        worker.is_copying = False
         self._close_step_when_done(now_s)
 
     def _members_here(self) -> dict[WorkerId, Worker]:
@@ -367,7 +371,8 @@ class World:
             self._close_step(now_s)
 
     def _is_step_done(self, workers: Iterable[Worker]) -> bool:
-        return all(worker.finished_step == self.ledger.open_step for worker in workers)
+        open_step = self.ledger.open_step
+        return all(w.finished_step == open_step and not w.is_copying for w in workers)
 
     def _close_step(self, now_s: float) -> None:
         """Every live worker has taken the open step; the norm decides whether it stands."""
