@@ -6,7 +6,7 @@ between. `step_once` is the even-handed order for tests that do not care.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -75,9 +75,11 @@ class Crew:
         self.agent = CrewAgent() if has_agent else None
         self.now_s = 0.0
         self.effects: list[Effect] = []
+        self.outcome: Outcome | None = None
         self.check: Callable[[Effect], None] = lambda _: None
         """Called for each effect before any worker hears of it."""
 
+        self._emits: defaultdict[str, list[Emit]] = defaultdict(list)
         self._norm_of = norm_of
         self._wire = Wire()
         if self.agent is None:
@@ -169,6 +171,11 @@ class Crew:
             self.effects.append(effect)
             self.check(effect)
             match effect:
+                case Emit(event):
+                    self._emits[event].append(effect)
+                case End(outcome):
+                    assert self.outcome is None
+                    self.outcome = outcome
                 case Send(uid, m.Spawn() as message) if self.agent and uid == self.agent.uid:
                     self.agent.down.append(message)
                 case Send(uid, message) if uid in by_uid and not isinstance(message, m.Spawn):
@@ -218,14 +225,9 @@ class Crew:
         raise AssertionError(f"no end in {rounds} rounds; events: {self.events()}")
 
     def events(self, name: str | None = None) -> list[Emit]:
-        emits = [effect for effect in self.effects if isinstance(effect, Emit)]
-        return [emit for emit in emits if name in (None, emit.event)]
+        if name is not None:
+            return self._emits[name]
+        return [effect for effect in self.effects if isinstance(effect, Emit)]
 
     def event_values(self, name: str, field_name: str) -> list[object]:
         return [emit.fields[field_name] for emit in self.events(name)]
-
-    @property
-    def outcome(self) -> Outcome | None:
-        ends = [effect.outcome for effect in self.effects if isinstance(effect, End)]
-        assert len(ends) <= 1
-        return ends[0] if ends else None
