@@ -157,6 +157,11 @@ class Crew:
             self.kill(worker)
             self.deliver_all(worker)
 
+    def lose_agent(self) -> None:
+        assert self.agent is not None
+        self.note(self.world.handle(Disconnected(self.agent.uid), now_s=self.now_s))
+        self.agent = None
+
     def pass_time(self, seconds: float) -> None:
         """Whoever is awake says so; then the world looks at its clock."""
         self.now_s += seconds
