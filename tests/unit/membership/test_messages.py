@@ -20,6 +20,10 @@ EXAMPLES_TO_COORDINATOR = [
     m.Ready(job_facts(clip_norm=0.5)),
     m.StepDone(generation=1, step=2, seconds=0.1, loss=3.0, metrics={"a": 1.0}),
     m.Halted(4, -1),
+    m.Halted(4, None, operations=3),
+    m.Broken(4, "a channel broke"),
+    m.Resumed(4, 0.1, 0.2),
+    m.Copied(4, 7),
     m.Failed("Traceback", "train.py:3"),
     m.Finished(),
     m.Heartbeat(),
@@ -30,11 +34,25 @@ EXAMPLES_TO_WORKER = [
     m.Resume(
         generation=2,
         step=5,
+        watermark=4,
         actions=((Kind.FORWARD, 0, 1, None, 2),),
         members=(m.Member(replica=0, stage=0, uid="u", data_address="h:1"),),
         meeting=MEETING,
         redo=m.RollBack(4, 0.5),
     ),
+    m.Resume(
+        generation=3,
+        step=5,
+        watermark=3,
+        actions=(),
+        members=(),
+        meeting=MEETING,
+        undo=True,
+        copies=(m.Copy(1, 0, 2),),
+        operations=7,
+        result=m.StepResult(0.5, {"a": 1.0}),
+    ),
+    m.Boundary(2, 6),
     m.Replan(generation=2, from_step=9, actions=()),
     m.Watermark(2, 5),
     m.Halt(2, "why"),
@@ -100,6 +118,11 @@ def test_a_resume_for_a_large_job_is_small() -> None:
     ]
     actions = m.pack_actions(plan.actions[WorkerId(0, 3)])
     resume = m.Resume(
-        generation=1, step=0, actions=actions, members=tuple(members), meeting=MEETING
+        generation=1,
+        step=0,
+        watermark=-1,
+        actions=actions,
+        members=tuple(members),
+        meeting=MEETING,
     )
     assert len(m.encode(resume)) < 1 << 20
