@@ -143,6 +143,13 @@ class Crew:
             for seat in message.seats:
                 self.add(seat.number)
 
+    def agent_does_everything(self) -> None:
+        assert self.agent is not None
+        while self.agent.up:
+            self.agent_speaks()
+        while self.agent.down:
+            self.agent_hears()
+
     def kill(self, worker: CrewWorker, *, num_unsent: int = 0) -> None:
         """The messages it had not yet got out die with it."""
         worker.die(num_unsent=num_unsent)

@@ -57,9 +57,7 @@ def _undo(members: Sequence[Survivor], target: int) -> list[WorkerId]:
     return [survivor.place for survivor in holders]
 
 
-def _copies(
-    members: Sequence[Survivor], target: int, undo: frozenset[WorkerId]
-) -> list[StateCopy]:
+def _copies(members: Sequence[Survivor], target: int, undo: frozenset[WorkerId]) -> list[StateCopy]:
     """Who lacks the target state gets it from those who will have it, taken in turn."""
     sources = [s for s in members if s.finished_step == target or s.place in undo]
     needy = [s for s in members if s not in sources]

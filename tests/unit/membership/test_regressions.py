@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from crew import PROFILE, Crew, CrewWorker, Move, Phase, job_facts
 from everstep.membership import messages as m
+from everstep.membership.generations import FRUITLESS_LIMIT
 from everstep.membership.roster import Shape
-from everstep.membership.world import FRUITLESS_LIMIT, WorldSettings
+from everstep.membership.world import WorldSettings
 
 
 def able_to_step(crew: Crew) -> Crew:
@@ -201,8 +202,8 @@ def test_the_wait_for_a_replacement_that_cannot_start_grows() -> None:
         began_s, num_workers = crew.now_s, len(crew.workers)
         while len(crew.workers) == num_workers:
             crew.pass_time(0.5)
-            crew.step_once()
+            crew.agent_does_everything()
         delays.append(crew.now_s - began_s)
         crew.kill(crew.workers[-1])
-        crew.workers[-1].up.clear()
+        crew.agent_does_everything()
     assert delays == [1.0, 2.0, 4.0]
