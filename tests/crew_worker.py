@@ -240,7 +240,8 @@ class CrewWorker:
         assert resume.watermark >= self.watermark
         self.watermark = resume.watermark
         self.profile_steps_left = resume.profile_steps
-        self.boundary = self.replan = None
+        self.boundary = resume.boundary
+        self.replan = None
         self.phase = Phase.CONNECTING
 
     def _adjust(self, resume: m.Resume) -> None:

@@ -227,7 +227,7 @@ def test_reductions_start_in_bucket_order_whatever_order_parameters_are_ready_in
     for seed in range(20):
         buckets.zero()
         group = RecordingGroup()
-        reduction = Reduction(buckets, group)
+        reduction = Reduction(buckets, group, step=0)
         ready = random.Random(seed).sample(params, len(params))
         for param in ready:
             assert group.reduced == in_order[: len(group.reduced)]

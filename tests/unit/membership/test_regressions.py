@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from crew import PROFILE, Crew, CrewWorker, Move, Phase, job_facts
+from crew import PROFILE, Crew, Move, Phase, job_facts
 from everstep.membership import messages as m
+from everstep.membership.generations import FRUITLESS_LIMIT
 from everstep.membership.roster import Shape
-from everstep.membership.world import FRUITLESS_LIMIT, WorldSettings
+from everstep.membership.world import WorldSettings
 
 
 def able_to_step(crew: Crew) -> Crew:
@@ -14,41 +15,26 @@ def able_to_step(crew: Crew) -> Crew:
     return crew
 
 
-def hear_everything(crew: Crew, worker: CrewWorker) -> None:
-    while worker.down:
-        worker.take()
-    crew.deliver_all(worker)
-
-
-def do(crew: Crew, worker: CrewWorker, move: Move) -> None:
-    worker.act(move)
-    crew.deliver_all(worker)
-
-
 def test_a_replacement_has_not_run_what_the_lost_worker_of_its_place_ran() -> None:
     # Reports were kept by place. w0 alone ran step 0, w1 copied it, w0 died; the copy of w0's
     # replacement overwrote w0's report, the only one with the norm, and the job failed for a
     # norm that "a stage" had not given. Who holds a step and who ran it are two things.
     crew = able_to_step(Crew(Shape(4, 1), job=job_facts(clip_norm=1.0)))
     w0, w1, w2, _ = crew.workers
-    do(crew, w0, Move.STEP)
+    crew.do(w0, Move.STEP)
     crew.lose("w3")
     for worker in (w0, w1, w2):
-        hear_everything(crew, worker)
-        do(crew, worker, Move.HALT)
+        crew.do(worker, Move.HALT)
     for worker in (w0, w1):
-        hear_everything(crew, worker)
-        do(crew, worker, Move.CONNECT)
+        crew.do(worker, Move.CONNECT)
     crew.lose("w0")
     newcomer = crew.add(0)
-    do(crew, newcomer, Move.HELLO)
-    hear_everything(crew, newcomer)
+    crew.do(newcomer, Move.HELLO)
+    crew.hear_everything(newcomer)
     for worker in (w1, w2):
-        hear_everything(crew, worker)
-        do(crew, worker, Move.HALT)
-    for worker in (w1, newcomer, w2):
-        hear_everything(crew, worker)
-        do(crew, worker, Move.CONNECT)
+        crew.do(worker, Move.HALT)
+    for worker in (w1, w2):  # the newcomer joins at the next boundary
+        crew.do(worker, Move.CONNECT)
     assert crew.run_to_the_end().exit_code == 0
     assert crew.event_values("step", "loss") == [100.0 + step for step in range(6)]
 
@@ -59,18 +45,16 @@ def test_a_worker_that_is_to_copy_an_older_state_has_not_finished_the_step() -> 
     # second: the step was closed without w0.
     crew = able_to_step(Crew(Shape(2, 2)))
     w0, w1, w2, _ = crew.workers
-    do(crew, w0, Move.STEP)
+    crew.do(w0, Move.STEP)
     crew.lose("w3")
     for worker in (w0, w1, w2):
-        hear_everything(crew, worker)
-        do(crew, worker, Move.HALT)
+        crew.do(worker, Move.HALT)
     for worker in (w2, w1):
-        hear_everything(crew, worker)
-        do(crew, worker, Move.CONNECT)
+        crew.do(worker, Move.CONNECT)
     w0.take()
     w0.act(Move.CONNECT)
     for worker in (w1, w2):
-        do(crew, worker, Move.STEP)
+        crew.do(worker, Move.STEP)
     assert crew.events("step") == []
     w0.act(Move.STEP)
     crew.deliver_all(w0)
@@ -113,9 +97,8 @@ def one_finished_and_one_about_to() -> Crew:
     crew = able_to_step(Crew(Shape(2, 1), job=job_facts(1)))
     w0, w1 = crew.workers
     for worker in (w1, w0):
-        do(crew, worker, Move.STEP)
-    hear_everything(crew, w0)
-    do(crew, w0, Move.FINISH)
+        crew.do(worker, Move.STEP)
+    crew.do(w0, Move.FINISH)
     return crew
 
 
@@ -124,8 +107,7 @@ def test_a_finished_worker_that_leaves_while_others_halt_is_not_lost() -> None:
     # was over: that was a second loss, nobody was left, and a job with all its steps done failed.
     crew = one_finished_and_one_about_to()
     crew.lose("w1")
-    hear_everything(crew, crew.workers[0])
-    do(crew, crew.workers[0], Move.LEAVE)
+    crew.do(crew.workers[0], Move.LEAVE)
     assert crew.event_values("worker_lost", "replica") == [1]
     assert len(crew.events("finished")) == 1
     assert crew.outcome is not None
@@ -135,7 +117,7 @@ def test_a_finished_worker_that_leaves_while_others_halt_is_not_lost() -> None:
 def test_a_loss_after_the_others_have_left_does_not_undo_their_success() -> None:
     # As before, but w0 left first: its stage had "no live worker left", and the job failed.
     crew = one_finished_and_one_about_to()
-    do(crew, crew.workers[0], Move.LEAVE)
+    crew.do(crew.workers[0], Move.LEAVE)
     crew.lose("w1")
     assert len(crew.events("finished")) == 1
     assert crew.outcome is not None
@@ -146,7 +128,7 @@ def test_one_that_came_when_all_places_were_taken_gets_that_of_a_lost_worker() -
     # It had said Hello and was never given a word again, whatever places became free.
     crew = able_to_step(Crew(Shape(2, 1)))
     spare = crew.add(7)
-    do(crew, spare, Move.HELLO)
+    crew.do(spare, Move.HELLO)
     crew.lose("w1")
     crew.run_until(lambda: spare.phase is Phase.RUNNING)
     assert spare.place is not None
@@ -159,7 +141,7 @@ def test_one_without_a_place_may_go_before_training_begins() -> None:
     crew = Crew(Shape(2, 1))
     spare = crew.add(7)
     for worker in (*crew.workers[:2], spare):
-        do(crew, worker, Move.HELLO)
+        crew.do(worker, Move.HELLO)
     crew.lose(spare.uid)
     assert crew.run_to_the_end().exit_code == 0
 
@@ -201,8 +183,8 @@ def test_the_wait_for_a_replacement_that_cannot_start_grows() -> None:
         began_s, num_workers = crew.now_s, len(crew.workers)
         while len(crew.workers) == num_workers:
             crew.pass_time(0.5)
-            crew.step_once()
+            crew.agent_does_everything()
         delays.append(crew.now_s - began_s)
         crew.kill(crew.workers[-1])
-        crew.workers[-1].up.clear()
+        crew.agent_does_everything()
     assert delays == [1.0, 2.0, 4.0]

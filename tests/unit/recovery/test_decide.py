@@ -50,9 +50,9 @@ def test_a_new_worker_copies_from_one_that_takes_a_step_back() -> None:
     assert decision.rungs == (Rung.REPLICA, Rung.CONTINUE)
 
 
-def test_a_step_that_nobody_finished_is_run_again() -> None:
+def test_a_step_that_nobody_finished_is_run_next() -> None:
     decision = decided({(0, 0): 6, (1, 0): 6, (0, 1): 6})
-    assert decision.reason == "nobody finished step 7; it is run again"
+    assert decision.reason == "nobody finished step 7; it is run next"
     assert decision.rungs == (Rung.CONTINUE, Rung.CONTINUE)
 
 
