@@ -241,8 +241,9 @@ class Generations:
             boundary=books.boundary,
         )
 
-    def resumed(self, message: m.Resumed) -> None:
+    def resumed(self, message: m.Resumed, now_s: float) -> None:
         outage = self._books.outage
         if outage is not None and message.generation == self._books.generation:
+            outage.resumed_s = now_s
             outage.connect_s = max(outage.connect_s, message.connect_s)
             outage.copy_s = max(outage.copy_s, message.copy_s)

@@ -33,6 +33,9 @@ class Outage:
     formed_s: float | None = None
     """None until there is a generation after the loss."""
 
+    resumed_s: float | None = None
+    """When the last worker said that it was connected again."""
+
     connect_s: float = 0.0
     copy_s: float = 0.0
 
@@ -42,15 +45,18 @@ class Outage:
         return self.formed_s is not None
 
     def fields(self, *, now_s: float) -> dict[str, object]:
-        formed_s = now_s if self.formed_s is None else self.formed_s
+        # The decision and the plan take no time on the clock of a pure function: what is left
+        # between the last Halted and the last Resumed is theirs, and the messages'.
+        resumed_s = now_s if self.resumed_s is None else self.resumed_s
+        deciding_s = resumed_s - self.halted_s - self.connect_s - self.copy_s
         return {
             "lost": [str(place) for place in self.lost],
             "seconds": now_s - self.since_s,
             "halting": self.halted_s - self.since_s,
-            "deciding": formed_s - self.halted_s,
+            "deciding": max(0.0, deciding_s),
             "groups": self.connect_s,
             "state": self.copy_s,
-            "redo": max(0.0, now_s - formed_s - self.connect_s - self.copy_s),
+            "redo": now_s - resumed_s,
         }
 
 

@@ -158,6 +158,6 @@ class World:
             case m.Broken():
                 generations.broken(worker, message, now_s)
             case m.Resumed():
-                generations.resumed(message)
+                generations.resumed(message, now_s)
             case _:
                 pass  # a heartbeat was heard: that is all there is to it
