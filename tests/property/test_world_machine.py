@@ -148,6 +148,7 @@ class WorldMachine(RuleBasedStateMachine):
             case Send(_, m.Resume() as resume):
                 # No two generations overlap: nobody is left in the one before.
                 assert not any(w.generation < resume.generation for w in self._in_generation())
+                assert resume.step > self.watermark, "a step that all have is run again"
             case Emit("failed", fields):
                 assert self._is_hopeless(), fields["why"]
             case _:
