@@ -18,7 +18,7 @@ def test_who_took_a_step_back_has_the_bits_of_a_peer_that_never_took_it(tmp_path
     run = run_chaos(tmp_path, BACK)
     check_unharmed(run, reference(3, 2, 20))
     (recovery,) = [event for event in run.live.of("generation") if event["number"] == 2]
-    assert recovery["rungs"]["0"] == "undo", run
+    assert recovery["rungs"]["0"] == "step back", run
 
 
 def test_who_is_behind_gets_the_step_from_a_peer_and_can_still_clip_it(tmp_path: Path) -> None:
