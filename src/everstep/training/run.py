@@ -152,7 +152,9 @@ class Run:
             raise StopIteration
         self._served += 1
         self._catch_up()
-        return self._results.pop(self._served)
+        step = self._results.pop(self._served)
+        self._results.clear()  # of steps that were run again and had been given already
+        return step
 
     @property
     def is_reporter(self) -> bool:
