@@ -111,6 +111,7 @@ def main() -> None:
     parser.add_argument("--evaluate-every", type=int, default=0)
     parser.add_argument("--clipped", action="store_true")
     parser.add_argument("--wait-for", type=int, default=0)
+    parser.add_argument("--pause", type=float, default=0.0)
     options = parser.parse_args()
     faults.install(FaultScript.parse(options.faults), log=options.folder / FAULT_LOG)
     run = everstep.train(job(is_clipped=options.clipped), steps=options.steps)
@@ -122,6 +123,7 @@ def main() -> None:
         used.setdefault("first", resources())
         if options.evaluate_every and step.index % options.evaluate_every == 0:
             evaluations[str(step.index)] = run.evaluate(HELD_OUT)["loss"]
+        time.sleep(options.pause)
         if len(run._orders.members) < options.wait_for:
             time.sleep(0.1)  # so that replacements come back within a few steps, not after them
     used["last"] = resources()

@@ -51,8 +51,14 @@ from everstep.core.ids import WorkerId
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store, TCPStore
 
-_OPERATION_S = 24 * 3600.0
+_OPERATION_S = 3600.0
 """gloo's own limit on an operation; it breaks the group. Ours, given to `wait`, does not."""
+
+_LOOK_AGAIN_S = 0.1
+"""A send that begins just as its connection is cut may never end: gloo loses the news (seen in
+`UnboundBuffer::waitSend`, once in some hundred cuts). So nobody trusts gloo to say so alone."""
+
+_DESTROY_WITHIN_S = 0.5
 
 _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.02
@@ -149,8 +155,12 @@ class GlooGroup:
             self._is_closed = True
             for each, _ in self._sockets:
                 each.close()
-        # gloo's destructor waits for operations under way; they have just been cut.
-        self._group = None
+        # gloo's destructor waits for operations under way. They have just been cut and end at once,
+        # but for one whose end gloo has missed: that is left behind until gloo's own limit.
+        held, self._group = [self._group], None
+        destroying = threading.Thread(target=held.clear, daemon=True)
+        destroying.start()
+        destroying.join(_DESTROY_WITHIN_S)
 
     def check(self) -> None:
         if self._is_poisoned:
@@ -179,17 +189,26 @@ class _GlooWork:
 
     def wait(self, timeout_s: float) -> None:
         began_s = time.monotonic()
+        left_s = timeout_s
+        while not self._is_done(min(left_s, _LOOK_AGAIN_S)):
+            waited_s = time.monotonic() - began_s
+            left_s = timeout_s - waited_s
+            if left_s <= 0:
+                others = self._group.others()
+                raise PeerSilent(others, awaited=f"an {self._name}", waited_s=waited_s)
+
+    def _is_done(self, within_s: float) -> bool:
+        was_completed = self._work.is_completed()
         try:
-            self._work.wait(timedelta(seconds=timeout_s))
+            self._work.wait(timedelta(seconds=within_s))
         except RuntimeError as error:
             self._group.check()
-            waited_s = time.monotonic() - began_s
-            if waited_s >= timeout_s:
-                others = self._group.others()
-                raise PeerSilent(others, awaited=f"an {self._name}", waited_s=waited_s) from error
+            if not was_completed:
+                return False  # out of time, or broken: then the next look tells
             cause = str(error).partition("\n")[0]
             raise PeerLost(self._group.suspects(), during=self._name, cause=cause) from error
         self._group.check()
+        return True
 
 
 class _Forming:

@@ -81,6 +81,15 @@ class Client:
 
         self._wait(reached, f"Watermark({step})", timeout_s)
 
+    def wait_halt(self, generation: int, *, timeout_s: float) -> None:
+        """Returns when `generation` is over. Raises when this worker has no part in what follows:
+        it was fenced, or the job has ended."""
+
+        def is_over() -> bool | None:
+            return True if self._halt and self._halt.generation >= generation else None
+
+        self._wait(is_over, f"Halt of generation {generation}", timeout_s)
+
     def raise_if_halted(self) -> None:
         """For the boundaries between actions."""
         with self._news:

@@ -68,6 +68,9 @@ class Guide(Protocol):
 
     def wait_watermark(self, step: int) -> None: ...
 
+    def wait_halt(self, *, timeout_s: float) -> None:
+        """Returns when the generation is over; raises when there is none to wait for."""
+
     def take_replan(self, step: int) -> tuple[Action, ...] | None:
         """The actions from `step` on, when they changed."""
 
@@ -139,6 +142,9 @@ class CoordinatorGuide:
     def wait_watermark(self, step: int) -> None:
         self._client.wait_watermark(step)
 
+    def wait_halt(self, *, timeout_s: float) -> None:
+        self._client.wait_halt(self._generation, timeout_s=timeout_s)
+
     def is_boundary(self, step: int) -> bool:
         return self._client.is_boundary(step)
 
@@ -203,6 +209,9 @@ class SoloGuide:
         )
 
     def wait_watermark(self, step: int) -> None:
+        """There is nobody to wait for."""
+
+    def wait_halt(self, *, timeout_s: float) -> None:
         """There is nobody to wait for."""
 
     def is_boundary(self, step: int) -> bool:

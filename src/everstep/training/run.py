@@ -318,12 +318,9 @@ class Run:
         return True
 
     def _change_generation(self, interruption: EverstepError) -> None:
-        lifetime = self._orders.lifetime
-        if not lifetime.has_ended:
+        if not self._orders.lifetime.has_ended:
             self._guide.report_broken(str(interruption))
-            lifetime.pause(HALT_WITHIN_S)
-        if not lifetime.has_ended:
-            raise interruption
+            self._guide.wait_halt(timeout_s=HALT_WITHIN_S)
         self._disconnect()
         self._report_halted()
         self._begin(self._guide.next_orders())

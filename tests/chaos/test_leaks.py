@@ -1,0 +1,23 @@
+"""Changes of generation leave nothing open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from chaos_runs import check_unharmed, reference, run_chaos
+
+NUM_CHANGES = 30
+SPARE = 8
+"""Descriptors or threads that gloo may rarely keep for a while, see `comm/gloo.py`."""
+
+
+def test_many_generations_leave_no_descriptor_and_no_thread_open(tmp_path: Path) -> None:
+    points = ["before-send", "before-receive", "in-reduction"]
+    faults = [f"break {n % 2}:{n // 2 % 2} {points[n % 3]}@{4 + 2 * n}" for n in range(NUM_CHANGES)]
+    steps = 10 + 2 * NUM_CHANGES
+    run = run_chaos(tmp_path, "; ".join(faults), replicas=2, steps=steps)
+    check_unharmed(run, reference(2, 2, steps))
+    assert run.live.of("generation")[-1]["number"] == 1 + NUM_CHANGES, run
+    for note in run.notes:
+        first, last = note["resources"]["first"], note["resources"]["last"]
+        assert all(now <= before + SPARE for before, now in zip(first, last, strict=True)), note
