@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import chaos_job
+from everstep.testing.char_gpt import next_character_loss
 from everstep.testing.faults import FaultScript, played_faults
 from everstep.testing.reference import Reference, plain_training
 from live import LiveRun, run_live
@@ -71,7 +72,7 @@ def run_chaos(
 def reference(replicas: int, stages: int, steps: int, clip_norm: float | None = None) -> Reference:
     return plain_training(
         chaos_job.build,
-        chaos_job.next_character_loss,
+        next_character_loss,
         chaos_job.adamw,
         chaos_job.DATASET,
         batch_size=chaos_job.BATCH_SIZE,
