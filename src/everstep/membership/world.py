@@ -415,14 +415,16 @@ class World:
 
     def _profile(self, worker: Worker, message: m.Profile) -> None:
         worker.profile = message.durations
-        live = {place: self.roster.placed()[place] for place in self._trainers()}
+        # Those who wait at a boundary already have told theirs: they count, too.
+        live = {p: w for p, w in self.roster.placed().items() if w.uid in self._members}
         profiles = {place: w.profile for place, w in live.items() if w.profile is not None}
         if len(profiles) < len(live):
             return
         self.plans.measure(profiles)
         for other in live.values():
             other.profile = None
-        if self._halting is None:  # else the next generation is planned with them anyway
+        # Else the next generation is planned with them anyway.
+        if self._halting is None and self._boundary is None:
             self._replan()
 
     def _replan(self) -> None:
