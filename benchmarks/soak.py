@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -105,20 +106,22 @@ def _follow(
     path: Path, process: subprocess.Popen[bytes], *, kills: int, chance: random.Random
 ) -> list[Event]:
     """Reads events as they come and kills now and then, until the job is over."""
-    crew, events, num_killed, due_s = Crew(), [], 0, 0.0
+    crew, events, num_killed, due_s, line = Crew(), [], 0, 0.0, ""
     with path.open() as file:
         while True:
-            line = file.readline()
+            line += file.readline()  # perhaps only the beginning of one
             if line.endswith("\n"):
                 events.append(json.loads(line))
                 crew.note(events[-1])
+                line = ""
                 continue
             if process.poll() is not None:
                 break
             candidates = crew.candidates()
             if num_killed < kills and candidates and time.monotonic() >= due_s:
                 victim = chance.choice(candidates)
-                os.kill(crew.pids[victim], signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.kill(crew.pids[victim], signal.SIGKILL)
                 crew.lose(victim)
                 num_killed += 1
                 due_s = time.monotonic() + chance.expovariate(2.0)

@@ -19,7 +19,8 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -302,9 +303,33 @@ class _Forming:
         options._devices = [device]
         options._threads = 1
         options._timeout = timedelta(seconds=max(self._left_s(), _LEAST_CONNECT_S))
-        group = gloo(meeting, self._rank, len(self._members), options)
+        group = self._or_leave(lambda: gloo(meeting, self._rank, len(self._members), options))
         group._set_default_timeout(timedelta(seconds=_OPERATION_S))
         return group
+
+    def _or_leave(self, make: Callable[[], Any]) -> Any:
+        """Makes the group in a thread of its own, which is left behind when the lifetime ends.
+
+        A member that dies before it connects to us leaves nothing that could be cut: gloo waits for
+        it until its time is over, whatever happens meanwhile.
+        """
+        outcome: Future[Any] = Future()
+        is_over = threading.Event()
+
+        def run() -> None:
+            try:
+                outcome.set_result(make())
+            except RuntimeError as error:
+                outcome.set_exception(error)
+            is_over.set()
+
+        with self._lifetime.freeing(is_over.set):
+            threading.Thread(target=run, name=f"connect {self._prefix}", daemon=True).start()
+            is_over.wait(max(self._left_s(), _LEAST_CONNECT_S) + _DESTROY_WITHIN_S)
+        self._lifetime.check()
+        if not outcome.done():
+            raise self._silent(self._others)
+        return outcome.result()
 
     def _connected(self) -> list[Connection]:
         """Duplicates of our connections. Whom an accepted one is from, it does not tell."""
