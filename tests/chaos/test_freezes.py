@@ -12,12 +12,12 @@ def test_a_frozen_worker_is_replaced_and_fenced_when_it_wakes(tmp_path: Path) ->
         tmp_path,
         "freeze 1:1 before-send@6 for 8",
         replicas=2,
-        steps=80,
+        steps=60,
         replace_after="0.5",
         # Without all its workers the job is slow enough to be there when the frozen one wakes.
         job_flags=("--wait-for", "4", "--pause", "0.1"),
     )
-    check_unharmed(run, reference(2, 2, 80))
+    check_unharmed(run, reference(2, 2, 60))
     (lost,) = run.live.of("worker_lost")
     assert lost["how"].startswith("silent for"), run
     (returned,) = [e for e in run.live.of("worker_joined") if e["time"] > lost["time"]]
