@@ -65,12 +65,7 @@ def test_a_profile_that_comes_when_others_wait_at_a_boundary_is_no_error() -> No
     job.join("new", 3)
     job.finish(1, *SURVIVORS)
     job.finish(2, *SURVIVORS)
-<<<<<<< HEAD
-    effects: list[Effect] = []
-    for uid in ("w0", "w2", "w1"):
-=======
     for uid in ("w0", "w2"):
->>>>>>> chaos
         job.tell(Received(uid, m.Profile(job.world.generation, PROFILE)))
         job.halt(2, uid)
     job.tell(Received("w1", m.Profile(job.world.generation, PROFILE)))
