@@ -24,8 +24,11 @@ unit: $(STAMP)
 demo: $(STAMP)
 	@$(BIN)/everstep demo
 
+# About a quarter of an hour, on an otherwise idle machine.
 bench: $(STAMP)
 	$(BIN)/python benchmarks/planner.py
+	$(BIN)/python benchmarks/failure_free.py
+	$(BIN)/python benchmarks/recovery.py
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
