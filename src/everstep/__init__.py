@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from everstep.core.errors import EverstepError as EverstepError
     from everstep.membership.messages import ClipMode as ClipMode
     from everstep.recovery.undo import Keep as Keep
+    from everstep.recovery.undo import check_undoable as check_undoable
+    from everstep.recovery.undo import remember as remember
     from everstep.recovery.undo import undo as undo
     from everstep.training.job import Job as Job
     from everstep.training.run import Run as Run
@@ -25,6 +27,8 @@ _HOMES = {
     "Keep": "everstep.recovery.undo",
     "Run": "everstep.training.run",
     "Step": "everstep.training.run",
+    "check_undoable": "everstep.recovery.undo",
+    "remember": "everstep.recovery.undo",
     "train": "everstep.training.wiring",
     "undo": "everstep.recovery.undo",
 }
