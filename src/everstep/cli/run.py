@@ -169,8 +169,9 @@ def local_coordinator(
     from everstep.membership.access import Bind
     from everstep.membership.roster import Shape
     from everstep.membership.world import WorldSettings
-    from everstep.training.coordinating import coordinator_of
+    from everstep.training.coordinating import coordinator_of, read_told
 
+    told = None if events is None else read_told(events)
     with ExitStack() as stack:
         try:
             log = stack.enter_context(EventLog(events))
@@ -186,6 +187,7 @@ def local_coordinator(
                 bind=Bind(host=bind.host, port=bind.port, token=bind.token),
                 events=log,
                 settings=WorldSettings(replace_after_s=replace_after_s),
+                told=told,
             )
         )
         stack.enter_context(announced(coordinator.address, token=bind.token))

@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 
 from everstep.core.errors import ConfigError
 from everstep.core.ids import WorkerId
-from everstep.membership.messages import Hello, JobFacts, Member, Seat, StageProfile
+from everstep.membership.messages import (
+    Hello,
+    JobFacts,
+    Member,
+    RollBack,
+    Seat,
+    StageProfile,
+)
 from everstep.membership.states import GONE_STATES, Happening, State, after
 
 
@@ -54,6 +61,8 @@ class Worker:
     """None for a new worker that has no state yet."""
 
     operations: int = 0
+    owed_redo: RollBack | None = None
+    """Decided by the last coordinator, done by others and not yet by this one."""
 
     @property
     def uid(self) -> str:
@@ -126,6 +135,8 @@ class Roster:
                 replica=place.replica,
                 stage=place.stage,
                 uid=worker.uid,
+                number=worker.hello.number,
+                pid=worker.hello.pid,
                 data_address=worker.hello.data_address,
             )
             for place, worker in self.placed().items()

@@ -34,6 +34,7 @@ from everstep.membership.regrouping import (
 from everstep.membership.roster import AgentRecord, Roster, Shape, Worker
 from everstep.membership.silence import GiveUp, Patience, Suspect, Trust, judge
 from everstep.membership.states import Happening, State
+from everstep.membership.takeover import Stock
 from everstep.membership.traffic import (
     Disconnected,
     Effect,
@@ -44,6 +45,7 @@ from everstep.membership.traffic import (
     Received,
     Send,
     StopAsked,
+    TakenOver,
     Tick,
 )
 from everstep.membership.wording import differences, who
@@ -89,6 +91,7 @@ class World:
         self._members: set[str] = set()
         self._respawns: list[Respawn] = []
         self._has_finished = False
+        self._told_step: int | None = None
         self._num_fruitless = 0
         self._step_began_s = 0.0
         self._first_step_s = 0.0
@@ -121,6 +124,8 @@ class World:
                 self._disconnected(uid, now_s)
             case Tick():
                 self._tick(now_s)
+            case TakenOver(stock):
+                self._take_over(stock, now_s)
             case StopAsked(why=why, exit_code=exit_code):
                 self._emit("stopped", why=why)
                 self._end(Outcome(exit_code=exit_code, why=why))
@@ -168,10 +173,12 @@ class World:
     # Joining.
 
     def _agent_hello(self, uid: str, hello: m.AgentHello) -> None:
-        seats = self.roster.seats_for(offered=hello.workers)
+        is_new = not hello.seats
+        seats = self.roster.seats_for(offered=hello.workers) if is_new else hello.seats
         self.roster.agents[uid] = AgentRecord(hello.host, seats)
-        self._emit("agent_joined", host=hello.host, offered=hello.workers, started=len(seats))
-        if seats:
+        started = len(seats) if is_new else 0
+        self._emit("agent_joined", host=hello.host, offered=hello.workers, started=started)
+        if started:
             self._send(uid, m.Spawn(seats))
 
     def _hello(self, uid: str, hello: m.Hello, now_s: float) -> None:
@@ -263,12 +270,13 @@ class World:
                 members=members,
                 meeting=self._meeting,
                 profile_steps=self.settings.profile_steps if self.plans.durations is None else 0,
-                redo=redo,
+                redo=redo or worker.owed_redo,
                 undo=place in decision.undo,
                 copies=copies_on_the_wire(decision),
                 operations=decision.operations,
                 result=result,
             )
+            worker.owed_redo = None
             self._send(worker.uid, resume)
 
     def _settle(
@@ -390,15 +398,16 @@ class World:
         return redo
 
     def _emit_step(self, step: int, summary: StepSummary, now_s: float) -> None:
-        self._emit(
-            "step",
-            step=step,
-            loss=summary.loss,
-            generation=self.generation,
-            seconds=now_s - self._step_began_s,
-            metrics=summary.metrics,
-            breakdown=summary.breakdown,
-        )
+        if step != self._told_step:
+            self._emit(
+                "step",
+                step=step,
+                loss=summary.loss,
+                generation=self.generation,
+                seconds=now_s - self._step_began_s,
+                metrics=summary.metrics,
+                breakdown=summary.breakdown,
+            )
         self._step_began_s = now_s
         self._num_fruitless = 0
         if self._outage is not None and self._halting is None and self._outage.formed_s:
@@ -442,6 +451,9 @@ class World:
         if worker.state is State.HALTING:
             return  # it says so again in the next generation
         worker.move(Happening.DONE)
+        self._finish_when_all_have(now_s)
+
+    def _finish_when_all_have(self, now_s: float) -> None:
         trainers = [self.roster.placed()[place] for place in self._trainers()]
         if not self._has_finished and all(w.state is State.FINISHED for w in trainers):
             self._has_finished = True
@@ -477,7 +489,7 @@ class World:
             agent.is_here = False
             self._emit("agent_lost", host=agent.host)
             missing = list(self.roster.unjoined(agent))
-            if missing:
+            if missing and self.generation == 0:
                 self._fail(f"the agent on {agent.host} left before workers {missing} joined")
 
     def _gone(self, worker: Worker, how: str, now_s: float) -> None:
@@ -511,6 +523,8 @@ class World:
         wait_s = self.settings.replace_after_s
         if wait_s is None or self.roster.agent_of(number) is None:
             return False
+        if not again and any(respawn.number == number for respawn in self._respawns):
+            return True
         respawn = Respawn(number, now_s + wait_s, wait_s)
         self._respawns.append(respawn.later(now_s) if again else respawn)
         return True
@@ -523,6 +537,72 @@ class World:
             place = self.shape.place(respawn.number)
             if agent is not None and self.roster.vacancies():
                 self._send(agent, m.Spawn((m.Seat(respawn.number, str(place)),)))
+
+    # Taking over from a coordinator that was lost.
+
+    def _take_over(self, stock: Stock, now_s: float) -> None:
+        """Puts the books where the last coordinator left them, then goes on as it would have."""
+        self._adopt(stock, now_s)
+        if not stock.workers:
+            self._take_over_nobody(stock)
+            return
+        if stock.ending is not None:
+            self._halt(now_s, why=stock.ending)
+        for uid, how in stock.gone.items():
+            if self.outcome is None:
+                self._gone(self.roster.workers[uid], how, now_s)
+        for number in stock.empty_seats():
+            self._replace(number, now_s)
+        if self.outcome is None and self._halting is None and self.generation == stock.generation:
+            self._go_on(stock, now_s)
+
+    def _adopt(self, stock: Stock, now_s: float) -> None:
+        self.generation, self.job = stock.generation, stock.job
+        self.ledger = StepLedger(self.shape.stages, stock.open_step, dict(stock.reports))
+        self._members = set(stock.members)
+        self._step_began_s = self._first_step_s = now_s
+        if stock.told.last_step == stock.open_step:
+            self._told_step = stock.open_step
+        self._has_finished = stock.has_all_steps and stock.told.has_finished
+        fields = {"generation": self.generation, "open_step": stock.open_step}
+        self._emit("took_over", **fields, workers=[str(w.place) for w in stock.here()])
+        taken = {worker.place for worker in stock.workers}
+        for worker in self.roster.here():
+            if worker.place in taken:  # it joined before it was known that there is another
+                worker.move(Happening.GONE)
+                self._send(worker.uid, m.Stop(f"{worker} came back before it", 1))
+        self.roster.workers |= {worker.uid: worker for worker in stock.workers}
+        for uid, why in stock.fenced.items():
+            self._send(uid, m.Stop(why, 1))
+        for uid, hello in stock.agents.items():
+            self._agent_hello(uid, hello)
+        if stock.is_measured and len({p.stage for p in stock.profiles}) == self.shape.stages:
+            self.plans.measure(stock.profiles)
+
+    def _go_on(self, stock: Stock, now_s: float) -> None:
+        """Nothing was under way but training itself."""
+        waiting = [w for w in self.roster.placed().values() if w.state is State.STANDBY]
+        if self.generation == 0:
+            if len(waiting) == self.shape.num_workers:
+                self._form(now_s, why="all workers are ready")
+            return
+        if self.ledger.is_complete(self._trainers()) and not stock.has_all_steps:
+            self._close_step(now_s)
+        else:
+            for uid in stock.behind:
+                self._send(uid, m.Watermark(self.generation, stock.open_step - 1))
+        self._finish_when_all_have(now_s)
+        if waiting:
+            self._admit()
+
+    def _take_over_nobody(self, stock: Stock) -> None:
+        ended = [exited for agent in stock.agents.values() for exited in agent.ended]
+        if any(agent.running for agent in stock.agents.values()):
+            return  # they have not come far enough to be part of the job
+        if ended and all(exited.code == 0 for exited in ended):
+            self._end(Outcome(exit_code=0, why="finished"))
+        else:
+            self._fail("no worker is left of the job that another coordinator began")
 
     # Time.
 

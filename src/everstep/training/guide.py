@@ -79,6 +79,9 @@ class Guide(Protocol):
 
     def report_broken(self, cause: str) -> None: ...
 
+    def wait_halt(self, lifetime: Lifetime, *, timeout_s: float) -> None:
+        """Returns when `lifetime` has ended, or the word that ends it should have come by now."""
+
     def report_resumed(self, *, connect_s: float, copy_s: float) -> None: ...
 
     def report_copied(self, step: int) -> None: ...
@@ -173,6 +176,11 @@ class CoordinatorGuide:
     def report_broken(self, cause: str) -> None:
         self._client.send(m.Broken(self._generation, cause))
 
+    def wait_halt(self, lifetime: Lifetime, *, timeout_s: float) -> None:
+        lifetime.pause(timeout_s)
+        while self._client.is_away and not lifetime.has_ended:
+            lifetime.pause(timeout_s)  # nobody could have said it
+
     def report_resumed(self, *, connect_s: float, copy_s: float) -> None:
         self._client.send(m.Resumed(self._generation, connect_s, copy_s))
 
@@ -220,6 +228,9 @@ class SoloGuide:
 
     def report_broken(self, cause: str) -> None:
         """There is nobody to tell."""
+
+    def wait_halt(self, lifetime: Lifetime, *, timeout_s: float) -> None:
+        """Nobody will say it."""
 
     def report_resumed(self, *, connect_s: float, copy_s: float) -> None:
         """There is nobody to tell."""

@@ -22,6 +22,7 @@ from everstep.core.errors import (
     PeerLost,
     PeerRefused,
     PeerSilent,
+    StoreUnreachable,
 )
 from everstep.core.ids import WorkerId
 from everstep.execute.data import Dataset, Fetcher
@@ -45,7 +46,7 @@ HALT_WITHIN_S = 60.0
 
 LEAVE_WITHIN_S = 10.0
 
-INTERRUPTIONS = (GenerationEnded, PeerLost, PeerSilent, PeerRefused)
+INTERRUPTIONS = (GenerationEnded, PeerLost, PeerSilent, PeerRefused, StoreUnreachable)
 
 Result = TypeVar("Result")
 
@@ -290,7 +291,7 @@ class Run:
         lifetime = self._orders.lifetime
         if not lifetime.has_ended:
             self._guide.report_broken(str(interruption))
-            lifetime.pause(HALT_WITHIN_S)
+            self._guide.wait_halt(lifetime, timeout_s=HALT_WITHIN_S)
         if not lifetime.has_ended:
             raise interruption
         self._disconnect()
