@@ -51,10 +51,16 @@ RUN = """
     from everstep.membership.messages import Meeting
     from everstep.membership.roster import Shape
     from everstep.membership.world import World
+    from everstep.recovery.decide import decide_recovery
     from fake_planner import one_f_one_b
 
     script, events, preload, *args = sys.argv[1:]
-    world = World(Shape(2, 2), planner=one_f_one_b, meeting=Meeting(host="127.0.0.1", port=1))
+    world = World(
+        Shape(2, 2),
+        planner=one_f_one_b,
+        decide=decide_recovery,
+        meeting=Meeting(host="127.0.0.1", port=1),
+    )
     with EventLog(Path(events)) as log:
         outcome = run_local(
             Script(Path(script), tuple(args)),

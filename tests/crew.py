@@ -1,26 +1,36 @@
 """Workers as the protocol describes them, driving a `World` over ordered, slow connections.
 
-Each `CrewWorker` does what a correct worker may do, and checks what it is told. Nothing moves but
-by `act`, `deliver_up` and `deliver_down`, so a test decides every interleaving.
+A test decides every interleaving: it picks from `choices`, and kills, freezes and adds workers in
+between. `step_once` is the even-handed order for tests that do not care.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
+from crew_worker import PROFILE, CrewWorker, Gone, Move, Phase, Wire
 from everstep.membership import messages as m
 from everstep.membership.roster import Shape
-from everstep.membership.traffic import Disconnected, Effect, Emit, End, Outcome, Received, Send
+from everstep.membership.traffic import (
+    Disconnected,
+    Effect,
+    Emit,
+    End,
+    Outcome,
+    Received,
+    Send,
+    Tick,
+)
 from everstep.membership.world import World, WorldSettings
+from everstep.recovery.decide import decide_recovery
 from fake_planner import one_f_one_b
 
-MEETING = m.Meeting(host="127.0.0.1", port=29500)
+__all__ = ["PROFILE", "Crew", "CrewAgent", "CrewWorker", "Move", "Phase", "job_facts"]
 
-PROFILE = m.StageProfile(
-    forward=0.25, input_gradient=0.25, weight_gradient=0.25, transfer=0, reduction=0, optimizer=0
-)
+MEETING = m.Meeting(host="127.0.0.1", port=29500)
 
 
 def job_facts(steps: int = 6, *, clip_norm: float | None = None, digest: str = "d") -> m.JobFacts:
@@ -36,109 +46,12 @@ def job_facts(steps: int = 6, *, clip_norm: float | None = None, digest: str = "
 
 
 @dataclass(slots=True)
-class CrewWorker:
-    number: int
-    job: m.JobFacts = field(repr=False)
-    norm_of: Callable[[int], float] = field(repr=False)
-    """The whole gradient's norm at a step; clipping is 1."""
+class CrewAgent:
+    """Starts workers when told to, and tells how they ended."""
 
-    up: deque[m.FromWorker] = field(default_factory=deque)
-    down: deque[m.ToWorker] = field(default_factory=deque)
-    place: m.Welcome | None = None
-    generation: int = 0
-    finished: int = -1
-    watermark: int = -1
-    is_halted: bool = True
-    has_said_hello: bool = False
-    has_finished: bool = False
-    has_left: bool = False
-    profile_steps_left: int = 0
-    replan: m.Replan | None = None
-    redone: list[int] = field(default_factory=list)
-    stop: m.Stop | None = None
-
-    @property
-    def uid(self) -> str:
-        return f"w{self.number}"
-
-    @property
-    def can_act(self) -> bool:
-        if not self.has_said_hello:
-            return True
-        if self.has_finished:
-            return not self.has_left and not self.up
-        return not self.is_halted and self.watermark >= self.finished
-
-    def act(self) -> None:
-        """The next thing it can do by itself: say Hello, finish a step, finish, leave."""
-        assert self.can_act
-        if not self.has_said_hello:
-            self.has_said_hello = True
-            hello = m.Hello(uid=self.uid, number=self.number, pid=1, host="h", data_address="a:1")
-            self.up.append(hello)
-        elif self.has_finished:
-            self.has_left = True
-        elif self.finished + 1 == self.job.steps:
-            self.has_finished = True
-            self.up.append(m.Finished())
-        else:
-            self._finish_step()
-
-    def _finish_step(self) -> None:
-        assert self.place is not None
-        self.finished += 1
-        is_last = self.place.stage + 1 == self.place.stages
-        report = m.StepDone(
-            generation=self.generation,
-            step=self.finished,
-            seconds=0.1,
-            loss=100.0 + self.finished if is_last else None,
-            norm_squared=self.norm_of(self.finished) ** 2 / self.place.stages,
-        )
-        self.up.append(report)
-        self.profile_steps_left -= 1
-        if self.profile_steps_left == 0:
-            self.up.append(m.Profile(self.generation, PROFILE))
-
-    def take(self) -> m.ToWorker:
-        """Reads one message and answers what must be answered."""
-        message = self.down.popleft()
-        match message:
-            case m.Welcome():
-                self.place = message
-                self.up.append(m.Ready(self.job))
-            case m.Resume():
-                self._resume(message)
-            case m.Replan():
-                assert message.generation == self.generation
-                # Step `finished + 1` may be running already.
-                assert message.from_step > self.finished + 1
-                self.replan = message
-            case m.Watermark():
-                assert message.generation == self.generation
-                assert message.step == self.watermark + 1
-                self.watermark = message.step
-            case m.Halt():
-                assert message.generation == self.generation
-                self.is_halted = True
-                self.up.append(m.Halted(self.generation, self.finished))
-            case m.Stop():
-                self.stop = message
-        return message
-
-    def _resume(self, resume: m.Resume) -> None:
-        assert self.is_halted
-        assert resume.generation == self.generation + 1
-        assert resume.step == self.finished + 1
-        if resume.redo is not None:
-            # Whoever must undo a step still has its gradients: it has not run W of the next.
-            assert resume.redo.step == self.finished
-            assert 0 < resume.redo.scale < 1
-            self.redone.append(resume.redo.step)
-        self.generation = resume.generation
-        self.watermark = resume.step - 1
-        self.is_halted = False
-        self.profile_steps_left = resume.profile_steps
+    uid: str = "agent"
+    up: deque[m.FromAgent] = field(default_factory=deque)
+    down: deque[m.ToAgent] = field(default_factory=deque)
 
 
 class Crew:
@@ -151,28 +64,106 @@ class Crew:
         job: m.JobFacts | None = None,
         norm_of: Callable[[int], float] = lambda _: 0.0,
         settings: WorldSettings | None = None,
+        has_agent: bool = False,
     ) -> None:
         self.shape = shape or Shape(2, 2)
-        self.world = World(self.shape, settings, planner=one_f_one_b, meeting=MEETING)
+        self.world = World(
+            self.shape, settings, planner=one_f_one_b, decide=decide_recovery, meeting=MEETING
+        )
         self.job = job or job_facts()
-        self.workers = [
-            CrewWorker(number, self.job, norm_of) for number in range(self.shape.num_workers)
-        ]
+        self.workers: list[CrewWorker] = []
+        self.agent = CrewAgent() if has_agent else None
         self.now_s = 0.0
         self.effects: list[Effect] = []
+        self.outcome: Outcome | None = None
         self.check: Callable[[Effect], None] = lambda _: None
         """Called for each effect before any worker hears of it."""
 
-    def act(self, worker: CrewWorker) -> None:
-        worker.act()
-        if worker.has_left:
-            self.note(self.world.handle(Disconnected(worker.uid), now_s=self.now_s))
+        self._emits: defaultdict[str, list[Emit]] = defaultdict(list)
+        self._norm_of = norm_of
+        self._wire = Wire()
+        if self.agent is None:
+            for number in range(self.shape.num_workers):
+                self.add(number)
+        else:
+            hello = m.AgentHello(uid="agent", host="h", workers=self.shape.num_workers)
+            self.agent.up.append(hello)
+
+    def add(self, number: int) -> CrewWorker:
+        """A new process with that number: `w3`, and `w3+` when it is not the first."""
+        num_before = sum(worker.number == number for worker in self.workers)
+        uid = f"w{number}" + "+" * num_before
+        worker = CrewWorker(uid, number, self.job, self._norm_of, self._wire)
+        self.workers.append(worker)
+        return worker
+
+    def worker(self, uid: str) -> CrewWorker:
+        return next(worker for worker in self.workers if worker.uid == uid)
+
+    # What can happen next.
+
+    def choices(self) -> list[Callable[[], object]]:
+        """Everything that can happen next, one step of one side at a time."""
+        found: list[Callable[[], object]] = []
+        for worker in self.workers:
+            if worker.is_awake and worker.down:
+                found.append(worker.take)
+            found += [partial(worker.act, move) for move in worker.moves()]
+            if worker.up:
+                found.append(partial(self.deliver_up, worker))
+        if self.agent is not None and self.agent.up:
+            found.append(self.agent_speaks)
+        if self.agent is not None and self.agent.down:
+            found.append(self.agent_hears)
+        return found
 
     def deliver_up(self, worker: CrewWorker) -> None:
-        self.tell(worker, worker.up.popleft())
+        message = worker.up.popleft()
+        if isinstance(message, Gone):
+            self.note(self.world.handle(Disconnected(worker.uid), now_s=self.now_s))
+        else:
+            self.tell(worker, message)
+
+    def deliver_all(self, worker: CrewWorker) -> None:
+        while worker.up:
+            self.deliver_up(worker)
 
     def tell(self, worker: CrewWorker, message: m.FromWorker) -> list[Effect]:
         return self.note(self.world.handle(Received(worker.uid, message), now_s=self.now_s))
+
+    def agent_speaks(self) -> None:
+        assert self.agent is not None
+        event = Received(self.agent.uid, self.agent.up.popleft())
+        self.note(self.world.handle(event, now_s=self.now_s))
+
+    def agent_hears(self) -> None:
+        assert self.agent is not None
+        message = self.agent.down.popleft()
+        if isinstance(message, m.Spawn):
+            for seat in message.seats:
+                self.add(seat.number)
+
+    def kill(self, worker: CrewWorker, *, num_unsent: int = 0) -> None:
+        """The messages it had not yet got out die with it."""
+        worker.die(num_unsent=num_unsent)
+        if self.agent is not None:
+            exited = m.WorkerExited(uid=worker.uid, number=worker.number, pid=1, code=-9)
+            self.agent.up.append(exited)
+
+    def lose(self, *uids: str) -> None:
+        """They die, and the world notices at once."""
+        for uid in uids:
+            worker = self.worker(uid)
+            self.kill(worker)
+            self.deliver_all(worker)
+
+    def pass_time(self, seconds: float) -> None:
+        """Whoever is awake says so; then the world looks at its clock."""
+        self.now_s += seconds
+        for worker in self.workers:
+            if worker.is_awake and worker.has_joined and not worker.up:
+                self.tell(worker, m.Heartbeat())
+        self.note(self.world.handle(Tick(), now_s=self.now_s))
 
     def note(self, effects: list[Effect]) -> list[Effect]:
         by_uid = {worker.uid: worker for worker in self.workers}
@@ -180,23 +171,37 @@ class Crew:
             self.effects.append(effect)
             self.check(effect)
             match effect:
-                case Send(uid, (m.Welcome() | m.Resume() | m.Replan() | m.Watermark()) as message):
-                    by_uid[uid].down.append(message)
-                case Send(uid, (m.Halt() | m.Stop()) as message) if uid in by_uid:
+                case Emit(event):
+                    self._emits[event].append(effect)
+                case End(outcome):
+                    assert self.outcome is None
+                    self.outcome = outcome
+                case Send(uid, m.Spawn() as message) if self.agent and uid == self.agent.uid:
+                    self.agent.down.append(message)
+                case Send(uid, message) if uid in by_uid and not isinstance(message, m.Spawn):
                     by_uid[uid].down.append(message)
                 case _:
                     pass
         return effects
 
+    # The even-handed order.
+
     def step_once(self) -> bool:
         """Moves everything that can move, once, in the order of the workers."""
         moved = False
-        for worker in self.workers:
-            if worker.down:
+        for agent in [self.agent] if self.agent else []:
+            if agent.up:
+                self.agent_speaks()
+                moved = True
+            if agent.down:
+                self.agent_hears()
+                moved = True
+        for worker in list(self.workers):
+            if worker.down and worker.is_awake:
                 worker.take()
                 moved = True
-            if worker.can_act:
-                self.act(worker)
+            if moves := worker.moves():
+                worker.act(moves[0])
                 moved = True
             if worker.up:
                 self.deliver_up(worker)
@@ -210,15 +215,19 @@ class Crew:
             assert self.step_once(), f"nobody can move; events: {self.events()}"
         raise AssertionError(f"not reached in {rounds} rounds; events: {self.events()}")
 
+    def run_to_the_end(self, *, rounds: int = 500) -> Outcome:
+        """As `run_until`; when nobody can move, time goes by."""
+        for _ in range(rounds):
+            if self.outcome is not None:
+                return self.outcome
+            if not self.step_once():
+                self.pass_time(1.0)
+        raise AssertionError(f"no end in {rounds} rounds; events: {self.events()}")
+
     def events(self, name: str | None = None) -> list[Emit]:
-        emits = [effect for effect in self.effects if isinstance(effect, Emit)]
-        return [emit for emit in emits if name in (None, emit.event)]
+        if name is not None:
+            return self._emits[name]
+        return [effect for effect in self.effects if isinstance(effect, Emit)]
 
     def event_values(self, name: str, field_name: str) -> list[object]:
         return [emit.fields[field_name] for emit in self.events(name)]
-
-    @property
-    def outcome(self) -> Outcome | None:
-        ends = [effect.outcome for effect in self.effects if isinstance(effect, End)]
-        assert len(ends) <= 1
-        return ends[0] if ends else None

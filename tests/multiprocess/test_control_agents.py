@@ -26,6 +26,7 @@ from everstep.membership.messages import SUBPROTOCOL, to_agent
 from everstep.membership.roster import Shape
 from everstep.membership.traffic import Outcome
 from everstep.membership.world import World
+from everstep.recovery.decide import decide_recovery
 from fake_planner import one_f_one_b
 
 pytestmark = pytest.mark.timeout(60)
@@ -42,7 +43,7 @@ def events() -> list[Event]:
 def coordinator(events: list[Event]) -> Iterator[Coordinator]:
     log = EventLog()
     log.subscribe(events.append)
-    world = World(Shape(2, 2), planner=one_f_one_b, meeting=MEETING)
+    world = World(Shape(2, 2), planner=one_f_one_b, decide=decide_recovery, meeting=MEETING)
     bind = Bind(host="127.0.0.2", token=TOKEN)
     with start_coordinator(Coordinator(world, events=log, bind=bind)) as running:
         yield running

@@ -24,6 +24,7 @@ from everstep.membership.client import Client, OnHalt, connect
 from everstep.membership.coordinator import Coordinator, start_coordinator
 from everstep.membership.roster import Shape
 from everstep.membership.world import World, WorldSettings
+from everstep.recovery.decide import decide_recovery
 from fake_planner import one_f_one_b
 
 pytestmark = pytest.mark.timeout(30)
@@ -40,6 +41,7 @@ class Live:
             Shape(1, 2),
             WorldSettings(profile_steps=1),
             planner=one_f_one_b,
+            decide=decide_recovery,
             meeting=MEETING,
         )
         self.coordinator = Coordinator(world, events=log)

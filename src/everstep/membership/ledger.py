@@ -1,6 +1,7 @@
-"""The books of the step that is being finished: who reported it, its loss, its gradient norm.
+"""The books of the step that is being finished: who ran it, its loss, its gradient norm.
 
-Pure. Invariant: only one step is ever open. A worker may not run W of step t+1, so not finish it,
+Pure. Who holds the step is not its business: some get it by copy, and the reports of those who ran
+it count even when they are lost. Invariant: only one step is ever open. A worker may not run W of step t+1, so not finish it,
 before Watermark(t), and Watermark(t) closes t: whoever reports anything but the open step, or
 reports it twice, broke the watermark rule.
 """
@@ -9,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from everstep.core.errors import NormNotFinite, ProtocolBroken
@@ -47,10 +47,6 @@ class StepLedger:
             raise ProtocolBroken(f"it finished step {report.step} twice", peer=f"worker {place}")
         self.reports[place] = report
 
-    def adopt(self, place: WorkerId, *, generation: int) -> None:
-        """The worker got the open step's state by copy: as good as having run it."""
-        self.reports[place] = StepDone(generation=generation, step=self.open_step, seconds=0.0)
-
     def reopen(self) -> None:
         """The open step is undone by whoever took it, and will be run again."""
         self.reports = {}
@@ -59,9 +55,6 @@ class StepLedger:
         """Of the open step, when somebody has told it."""
         summary = self.summary()
         return None if summary.loss is None else StepResult(summary.loss, summary.metrics)
-
-    def is_complete(self, live: Collection[WorkerId]) -> bool:
-        return all(place in self.reports for place in live)
 
     def close(self) -> None:
         self.open_step += 1

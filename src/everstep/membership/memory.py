@@ -18,6 +18,7 @@ class Memory:
         self._watermark = -1
         self._finished_step: int | None = None
         self._report: m.StepDone | None = None
+        self._is_copying = False
         self._halted: m.Halted | None = None
         self._ending: str | None = None
         self._replanned_from: int | None = None
@@ -72,10 +73,10 @@ class Memory:
     def _resumed(self, resume: m.Resume) -> None:
         assert self._welcome is not None
         me = self._welcome.stage, self._welcome.replica
-        is_target = any((copy.stage, copy.target) == me for copy in resume.copies)
-        if resume.undo:
-            self._report = None
-        if resume.undo or (self._finished_step is None and not is_target):
+        self._is_copying = any((copy.stage, copy.target) == me for copy in resume.copies)
+        if self._report is not None and self._report.step >= resume.step:
+            self._report = None  # that step is run again
+        if resume.undo or (self._finished_step is None and not self._is_copying):
             # As the run does it, first of all: a step is taken back, or a first state is the start.
             self._finished_step = resume.step - 1
         self._resume = resume
@@ -87,7 +88,7 @@ class Memory:
     def _copied(self, copied: m.Copied) -> None:
         assert self._resume is not None
         result = self._resume.result
-        self._finished_step = copied.step
+        self._finished_step, self._is_copying = copied.step, False
         self._report = m.StepDone(
             generation=copied.generation,
             step=copied.step,
@@ -114,6 +115,7 @@ class Memory:
             watermark=self._watermark,
             finished_step=self._finished_step,
             report=self._report,
+            is_copying=self._is_copying,
             operations=0 if self._halted is None else self._halted.operations,
             ending=self._ending,
             is_halted=self._halted is not None,

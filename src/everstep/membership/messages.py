@@ -227,6 +227,9 @@ class Rejoin(_Message, frozen=True, kw_only=True):
     report: StepDone | None = None
     """Of the finished step, when it is known."""
 
+    is_copying: bool = False
+    """It was told to copy a peer's state, and has not yet done so."""
+
     operations: int = 0
     """Of its Halted."""
 

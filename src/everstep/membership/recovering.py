@@ -23,8 +23,11 @@ class Rung(StrEnum):
     ROLL_FORWARD = "roll forward"
     """Those behind copy the state of one that finished the step."""
 
+    STEP_BACK = "step back"
+    """Those ahead copy the state of one that has not taken the step."""
+
     UNDO = "undo"
-    """Those ahead take the step back."""
+    """All took the step, and take it back."""
 
     REPLICA = "replica"
     """A new worker copies from a live one."""

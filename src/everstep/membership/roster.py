@@ -60,6 +60,9 @@ class Worker:
     finished_step: int | None = -1
     """None for a new worker that has no state yet."""
 
+    is_copying: bool = False
+    """Its state is about to be replaced by a peer's: `finished_step` is that of the old one."""
+
     operations: int = 0
     owed_redo: RollBack | None = None
     """Decided by the last coordinator, done by others and not yet by this one."""
@@ -103,6 +106,14 @@ class Roster:
             place = self.best_vacancy()
         worker = Worker(hello, place, now_s)
         self.workers[hello.uid] = worker
+        return worker
+
+    def seat_one_that_waits(self) -> Worker | None:
+        """Gives the best vacancy to the worker that has waited longest for one."""
+        waiting = (worker for worker in self.here() if worker.place is None)
+        worker = next(waiting, None)
+        if worker is not None:
+            worker.place = self.best_vacancy()
         return worker
 
     def here(self) -> list[Worker]:

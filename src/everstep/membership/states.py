@@ -26,7 +26,7 @@ class State(StrEnum):
     """Told to halt; has not yet said where it stopped."""
 
     FINISHED = "finished"
-    """Did all its steps. Its script may still run."""
+    """Did all its steps. Its script may still run; told to halt, it may halt or leave."""
 
     LEFT = "left"
     """Finished and gone."""
@@ -53,11 +53,13 @@ TRANSITIONS: dict[tuple[State, Happening], State] = {
     (State.SUSPECTED, Happening.HEARD): State.TRAINING,
     (State.TRAINING, Happening.HALT_TOLD): State.HALTING,
     (State.SUSPECTED, Happening.HALT_TOLD): State.HALTING,
-    (State.FINISHED, Happening.HALT_TOLD): State.HALTING,
+    (State.FINISHED, Happening.HALT_TOLD): State.FINISHED,
     (State.HALTING, Happening.HALTED): State.STANDBY,
     (State.TRAINING, Happening.HALTED): State.STANDBY,
     (State.SUSPECTED, Happening.HALTED): State.STANDBY,
+    (State.FINISHED, Happening.HALTED): State.STANDBY,
     (State.TRAINING, Happening.DONE): State.FINISHED,
+    (State.HALTING, Happening.DONE): State.FINISHED,
     (State.FINISHED, Happening.GONE): State.LEFT,
     (State.JOINING, Happening.GONE): State.LOST,
     (State.STANDBY, Happening.GONE): State.LOST,

@@ -183,6 +183,7 @@ def _returned(
     worker = Worker(rejoin.hello, rejoin.place, now_s)
     worker.job = rejoin.job
     worker.finished_step = rejoin.finished_step
+    worker.is_copying = rejoin.is_copying
     worker.operations = rejoin.operations
     if rejoin.generation == 0 and generation <= 1:
         worker.finished_step = -1  # what it has built is the state that all begin with

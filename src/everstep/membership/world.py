@@ -12,7 +12,7 @@ finished t, may have finished t+1, and may have run F and B, but not W, of t+2.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from everstep.core.errors import ConfigError, EverstepError, ProtocolBroken
@@ -186,12 +186,11 @@ class World:
             self._send(uid, m.Stop(f"the uid {uid} has been used: a worker joins once", 1))
             return
         worker = self.roster.add(hello, now_s=now_s)
-        if self.generation > 0:
-            worker.finished_step = None
         if worker.place is not None:
             self._welcome(worker, worker.place)
 
     def _welcome(self, worker: Worker, place: WorkerId) -> None:
+        worker.finished_step = -1 if self.generation == 0 else None
         self._emit("worker_joined", **who(worker), host=worker.hello.host)
         welcome = m.Welcome(
             replica=place.replica,
@@ -243,7 +242,8 @@ class World:
             last = self.ledger.open_step - 1
             self._fail(f"training cannot go on: {decision.reason} (last finished step: {last})")
             return
-        result = self.ledger.result() if decision.copies else None
+        is_rolled_forward = decision.finished_step == self.ledger.open_step
+        result = self.ledger.result() if is_rolled_forward else None
         redo = self._settle(decision, live, now_s) or redo
         self.generation += 1
         self._halting = self._boundary = None
@@ -284,12 +284,15 @@ class World:
     ) -> m.RollBack | None:
         """Brings the books to where the decision says. The open step stands when everybody has it,
         and may then still have to be scaled."""
-        for place in decision.undo:
-            live[place].finished_step = decision.finished_step
+        targets = {copy.target for copy in decision.copies}
+        for place, worker in live.items():
+            worker.is_copying = place in targets
+            if place in decision.undo:
+                worker.finished_step = decision.finished_step
         if decision.finished_step < self.ledger.open_step:
             self.ledger.reopen()
             return None
-        if not self.ledger.is_complete(live):
+        if not self._is_step_done(live.values()):
             return None  # some copy it first; their word closes it
         redo = self._judge_step(now_s)
         self.ledger.close()
@@ -351,14 +354,12 @@ class World:
         if message.generation != self.generation or worker.place is None:
             raise ProtocolBroken(f"it copied in {message.generation}", peer=str(worker))
         worker.finished_step = message.step
-        if message.step == self.ledger.open_step:
-            self.ledger.adopt(worker.place, generation=self.generation)
-            if self._halting is None and self.ledger.is_complete(self._trainers()):
-                self._close_step(now_s)
+        worker.is_copying = False
+        self._close_step_when_done(now_s)
 
-    def _trainers(self) -> list[WorkerId]:
-        """The places whose workers are in the current generation."""
-        return [p for p, w in self.roster.placed().items() if is_still_running(w)]
+    def _members_here(self) -> dict[WorkerId, Worker]:
+        """The live workers of the current generation, those that have halted among them."""
+        return {p: w for p, w in self.roster.placed().items() if w.uid in self._members}
 
     # Steps.
 
@@ -371,8 +372,15 @@ class World:
             )
         self.ledger.record(worker.place, report)
         worker.finished_step = report.step
-        if self._halting is None and self.ledger.is_complete(self._trainers()):
+        self._close_step_when_done(now_s)
+
+    def _close_step_when_done(self, now_s: float) -> None:
+        if self._halting is None and self._is_step_done(self._members_here().values()):
             self._close_step(now_s)
+
+    def _is_step_done(self, workers: Iterable[Worker]) -> bool:
+        open_step = self.ledger.open_step
+        return all(w.finished_step == open_step and not w.is_copying for w in workers)
 
     def _close_step(self, now_s: float) -> None:
         """Every live worker has taken the open step; the norm decides whether it stands."""
@@ -383,9 +391,9 @@ class World:
             why = f"step {step} is taken again, scaled by {redo.scale:.6g}"
             self._halt(now_s, redo=redo, why=why)
             return
-        for place in self._trainers():
-            uid = self.roster.placed()[place].uid
-            self._send(uid, m.Watermark(self.generation, step))
+        for worker in self._members_here().values():
+            if is_still_running(worker):  # else its Resume will say it
+                self._send(worker.uid, m.Watermark(self.generation, step))
 
     def _judge_step(self, now_s: float) -> m.RollBack | None:
         """Tells of the open step, which everybody has taken; whether it must be scaled."""
@@ -416,14 +424,16 @@ class World:
 
     def _profile(self, worker: Worker, message: m.Profile) -> None:
         worker.profile = message.durations
-        live = {place: self.roster.placed()[place] for place in self._trainers()}
+        if self._halting is not None:
+            return  # the next generation measures again
+        live = self._members_here()
         profiles = {place: w.profile for place, w in live.items() if w.profile is not None}
-        if len(profiles) < len(live):
+        if len(profiles) < len(live) or len({p.stage for p in live}) < self.shape.stages:
             return
         self.plans.measure(profiles)
         for other in live.values():
             other.profile = None
-        if self._halting is None:  # else the next generation is planned with them anyway
+        if self._boundary is None:  # else the next generation is planned with them anyway
             self._replan()
 
     def _replan(self) -> None:
@@ -435,7 +445,7 @@ class World:
         nothing earlier is: a worker that finished t+1 may be in the middle of t+2.
         """
         assert self.job is not None
-        live = {place: self.roster.placed()[place] for place in self._trainers()}
+        live = self._members_here()
         self.plans.make(self.job, live)
         from_step = self.ledger.open_step + 2
         fields = {"generation": self.generation, "from_step": from_step}
@@ -448,14 +458,12 @@ class World:
     # Leaving.
 
     def _finished(self, worker: Worker, now_s: float) -> None:
-        if worker.state is State.HALTING:
-            return  # it says so again in the next generation
         worker.move(Happening.DONE)
-        self._finish_when_all_have(now_s)
+        self._tell_when_finished(now_s)
 
-    def _finish_when_all_have(self, now_s: float) -> None:
-        trainers = [self.roster.placed()[place] for place in self._trainers()]
-        if not self._has_finished and all(w.state is State.FINISHED for w in trainers):
+    def _tell_when_finished(self, now_s: float) -> None:
+        members = self._members_here().values()
+        if not self._has_finished and all(w.state is State.FINISHED for w in members):
             self._has_finished = True
             self._emit("finished", steps=self.ledger.open_step, seconds=now_s - self._first_step_s)
 
@@ -497,19 +505,25 @@ class World:
         if worker.state is State.LOST:
             self._emit("worker_lost", **who(worker), how=how)
             self._after_loss(worker, how, now_s)
-        elif not any(is_still_running(other) for other in self.roster.here()):
+        elif not self._members_here():
             # Whoever waits to join has come too late.
+            self._tell_when_finished(now_s)
             self._end(Outcome(exit_code=0, why="finished"))
+        elif self._halting is not None:
+            self._form_when_all_halted(now_s)
 
     def _after_loss(self, worker: Worker, how: str, now_s: float) -> None:
         """The others halt, decide and go on; the lost one may be started again."""
-        will_return = self._replace(worker.hello.number, now_s)
+        if worker.place is None:
+            return  # it was waiting for a place
+        will_return = self._seat_one_that_waits() or self._replace(worker.hello.number, now_s)
         if self.generation == 0:
             if not will_return:
                 self._fail(f"{worker} is lost before training began: {how}")
             return
-        if worker.place is None or worker.uid not in self._members:
+        if worker.uid not in self._members:
             return  # it never was part of the generation
+        self._num_fruitless = 0  # that is why channels broke
         if self._outage is None:
             self._outage = Outage(since_s=now_s)
         self._outage.lost.append(worker.place)
@@ -517,6 +531,14 @@ class World:
             self._halt(now_s, why=f"{worker} is lost: {how}")
         else:
             self._form_when_all_halted(now_s)
+
+    def _seat_one_that_waits(self) -> bool:
+        """Gives the lost worker's place to one that came when there was none."""
+        worker = self.roster.seat_one_that_waits()
+        if worker is None or worker.place is None:
+            return False
+        self._welcome(worker, worker.place)
+        return True
 
     def _replace(self, number: int, now_s: float, *, again: bool = False) -> bool:
         """Whether a worker will be started in the place of a lost one."""
@@ -543,17 +565,20 @@ class World:
     def _take_over(self, stock: Stock, now_s: float) -> None:
         """Puts the books where the last coordinator left them, then goes on as it would have."""
         self._adopt(stock, now_s)
+        generation = self.generation
         if not stock.workers:
             self._take_over_nobody(stock)
             return
-        if stock.ending is not None:
-            self._halt(now_s, why=stock.ending)
         for uid, how in stock.gone.items():
             if self.outcome is None:
                 self._gone(self.roster.workers[uid], how, now_s)
         for number in stock.empty_seats():
             self._replace(number, now_s)
-        if self.outcome is None and self._halting is None and self.generation == stock.generation:
+        if self.outcome is not None or self._halting is not None or self.generation != generation:
+            return  # a loss has already set things going
+        if stock.ending is not None:
+            self._halt(now_s, why=stock.ending)
+        else:
             self._go_on(stock, now_s)
 
     def _adopt(self, stock: Stock, now_s: float) -> None:
@@ -586,12 +611,12 @@ class World:
             if len(waiting) == self.shape.num_workers:
                 self._form(now_s, why="all workers are ready")
             return
-        if self.ledger.is_complete(self._trainers()) and not stock.has_all_steps:
-            self._close_step(now_s)
-        else:
-            for uid in stock.behind:
-                self._send(uid, m.Watermark(self.generation, stock.open_step - 1))
-        self._finish_when_all_have(now_s)
+        for uid in stock.behind:
+            self._send(uid, m.Watermark(self.generation, stock.open_step - 1))
+        if stock.has_all_steps:
+            self._tell_when_finished(now_s)
+            return
+        self._close_step_when_done(now_s)
         if waiting:
             self._admit()
 

@@ -8,7 +8,10 @@ gradients of t are still there on whoever finished it. So there are two ways out
     undo           some stage has nobody who finished t: whoever did takes it back (SWIFT's
                    update-undo), and t is run again.
 
-A worker without state, new or interrupted while it copied, gets a copy either way.
+Taking a step back leaves rounding errors, and the workers of a stage must stay equal bit for bit.
+So in a stage where some finished t and some did not, those ahead copy the state of one that did
+not; only a stage whose workers are all ahead undoes. A worker without state gets a copy either way.
+Invariant: nobody is told both to undo and to copy.
 """
 
 from __future__ import annotations
@@ -33,8 +36,8 @@ def decide_recovery(
             return _hopeless(stage, members)
     is_stage_done = [any(s.finished_step == open_step for s in members) for members in by_stage]
     target = open_step if all(is_stage_done) else open_step - 1
-    undo = frozenset(s.place for s in survivors if _is_ahead(s, target))
-    copies = tuple(copy for members in by_stage for copy in _copies(members, target))
+    undo = frozenset(place for members in by_stage for place in _undo(members, target))
+    copies = tuple(copy for members in by_stage for copy in _copies(members, target, undo))
     rungs = tuple(_rung(members, target, undo) for members in by_stage)
     return Recovery(
         finished_step=target,
@@ -46,14 +49,18 @@ def decide_recovery(
     )
 
 
-def _is_ahead(survivor: Survivor, target: int) -> bool:
-    return survivor.finished_step is not None and survivor.finished_step > target
+def _undo(members: Sequence[Survivor], target: int) -> list[WorkerId]:
+    """Who takes a step back: all that hold a state, when none of them is there already."""
+    holders = [survivor for survivor in members if survivor.finished_step is not None]
+    if any(survivor.finished_step == target for survivor in holders):
+        return []
+    return [survivor.place for survivor in holders]
 
 
-def _copies(members: Sequence[Survivor], target: int) -> list[StateCopy]:
+def _copies(members: Sequence[Survivor], target: int, undo: frozenset[WorkerId]) -> list[StateCopy]:
     """Who lacks the target state gets it from those who will have it, taken in turn."""
-    sources = [s for s in members if s.finished_step is not None and s.finished_step >= target]
-    needy = [s for s in members if s.finished_step is None or s.finished_step < target]
+    sources = [s for s in members if s.finished_step == target or s.place in undo]
+    needy = [s for s in members if s not in sources]
     return [
         StateCopy(sources[number % len(sources)].place, survivor.place)
         for number, survivor in enumerate(needy)
@@ -61,12 +68,15 @@ def _copies(members: Sequence[Survivor], target: int) -> list[StateCopy]:
 
 
 def _rung(members: Sequence[Survivor], target: int, undo: frozenset[WorkerId]) -> Rung:
-    if any(survivor.finished_step is None for survivor in members):
+    steps = {survivor.finished_step for survivor in members}
+    if None in steps:
         return Rung.REPLICA
     if any(survivor.place in undo for survivor in members):
         return Rung.UNDO
-    if any(survivor.finished_step != target for survivor in members):
+    if target - 1 in steps:
         return Rung.ROLL_FORWARD
+    if target + 1 in steps:
+        return Rung.STEP_BACK
     return Rung.CONTINUE
 
 
@@ -79,13 +89,13 @@ def _reason(
     if all(is_stage_done):
         how = f"{len(copies)} copy it" if copies else "so has everybody"
         return f"a live worker of every stage finished step {open_step}; {how}"
+    if not any(is_stage_done):
+        return f"nobody finished step {open_step}; it is run again"
     missing = is_stage_done.index(False)
-    if undo:
-        return (
-            f"nobody alive finished step {open_step} of stage {missing};"
-            f" {len(undo)} workers take it back"
-        )
-    return f"nobody finished step {open_step}; it is run again"
+    return (
+        f"nobody alive finished step {open_step} of stage {missing}; {len(undo)} workers take it"
+        f" back, {len(copies)} copy the state before it"
+    )
 
 
 def _hopeless(stage: int, members: Sequence[Survivor]) -> Hopeless:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from crew import PROFILE, Crew, job_facts
+from crew import PROFILE, Crew, CrewWorker, Move, job_facts
 from everstep.membership import messages as m
 from everstep.membership.roster import Shape
 from everstep.membership.silence import Patience
@@ -23,6 +23,11 @@ def training(crew: Crew, *, after_steps: int = 0) -> Crew:
     return crew
 
 
+def finish_step(worker: CrewWorker) -> None:
+    if Move.STEP in worker.moves():
+        worker.act(Move.STEP)
+
+
 def state_of(crew: Crew, uid: str) -> State:
     return crew.world.roster.workers[uid].state
 
@@ -36,7 +41,7 @@ def test_places_follow_worker_numbers() -> None:
 def test_a_generation_is_formed_only_when_every_place_is_ready() -> None:
     crew = Crew()
     for worker in crew.workers[:-1]:
-        crew.act(worker)
+        worker.act(Move.HELLO)
         crew.deliver_up(worker)
         worker.take()
         crew.deliver_up(worker)
@@ -67,14 +72,12 @@ def test_workers_with_differing_jobs_are_refused_with_the_difference() -> None:
 
 def test_a_watermark_needs_the_last_report() -> None:
     crew = training(Crew())
+    crew.run_until(lambda: Move.STEP in crew.workers[-1].moves())
     for worker in crew.workers:
-        while worker.down:
-            worker.take()
+        finish_step(worker)
     for worker in crew.workers[:-1]:
-        crew.act(worker)
-        crew.deliver_up(worker)
+        crew.deliver_all(worker)
     assert crew.events("step") == []
-    crew.act(crew.workers[-1])
     before = len(crew.effects)
     crew.deliver_up(crew.workers[-1])
     assert sent(crew.effects[before:], m.Watermark) == ["w0", "w1", "w2", "w3"]
@@ -180,9 +183,7 @@ def test_a_lost_worker_is_told_once_however_often_it_is_noticed() -> None:
     crew.note(crew.world.handle(Disconnected("w3"), now_s=0))
     (lost,) = crew.events("worker_lost")
     assert lost.fields == {"replica": 1, "stage": 1, "pid": 1, "how": "killed by SIGKILL"}
-    assert crew.outcome is not None
-    assert "worker 1:1" in crew.outcome.why
-    assert "killed by SIGKILL" in crew.outcome.why
+    assert sent(crew.effects, m.Halt) == ["w0", "w1", "w2"]
 
 
 def test_a_process_that_ends_before_it_joins_is_an_error_that_names_it() -> None:
