@@ -167,9 +167,7 @@ class CrewWorker:
             case Move.HELLO:
                 self.phase = Phase.WAITING
                 self.up.append(
-                    m.Hello(
-                        uid=self.uid, number=self.number, pid=1, host="h", data_address="a:1"
-                    )
+                    m.Hello(uid=self.uid, number=self.number, pid=1, host="h", data_address="a:1")
                 )
             case Move.CONNECT:
                 self._connect()

@@ -1,9 +1,9 @@
 """The books of the step that is being finished: who ran it, its loss, its gradient norm.
 
 Pure. Who holds the step is not its business: some get it by copy, and the reports of those who ran
-it count even when they are lost. Invariant: only one step is ever open. A worker may not run W of step t+1, so not finish it,
-before Watermark(t), and Watermark(t) closes t: whoever reports anything but the open step, or
-reports it twice, broke the watermark rule.
+it count even when they are lost. Invariant: only one step is ever open. A worker may not run W of
+step t+1, so not finish it, before Watermark(t), and Watermark(t) closes t: whoever reports anything
+but the open step, or reports it twice, broke the watermark rule.
 """
 
 from __future__ import annotations

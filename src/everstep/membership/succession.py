@@ -3,7 +3,10 @@
 Pure, like the world behind it. A job's first word is a Hello. When the first words are Rejoins and
 those of agents that run workers already, all are heard before the world is told anything: until
 every member of the newest generation is back or known to be gone, or patience ends. What came
-meanwhile follows in the order it came. Whoever comes back after that is turned away.
+meanwhile follows in the order it came. Whoever trained and comes back after that is turned away.
+
+When the events file tells of a job that has not ended, new workers are kept waiting from the start:
+were they quicker than those that come back, they would begin the job anew.
 """
 
 from __future__ import annotations
@@ -18,7 +21,6 @@ from everstep.membership.traffic import (
     Effect,
     Input,
     Received,
-    Send,
     TakenOver,
     Tick,
 )
@@ -44,24 +46,15 @@ class Succession:
     def handle(self, event: Input, *, now_s: float) -> list[Effect]:
         """As of the world: takes in one event and returns what is to be done, in order."""
         if self._is_settled or self._world.outcome is not None:
-            return self._pass(event, now_s)
+            return self._world.handle(event, now_s=now_s)
         if self._hearing is None:
-            if not _speaks_of_the_past(event):
+            if not self._told.is_under_way and not _speaks_of_the_past(event):
                 effects = self._world.handle(event, now_s=now_s)
                 self._is_settled = self._world.generation > 0
                 return effects
             self._hearing = _Hearing(now_s)
         self._hear(self._hearing, event)
         return self._take_over_when_heard(self._hearing, now_s)
-
-    def _pass(self, event: Input, now_s: float) -> list[Effect]:
-        match event:
-            case Received(uid, m.Rejoin()):
-                outcome = self._world.outcome
-                why = outcome.why if outcome else "the others have gone on without it"
-                return [Send(uid, m.Stop(why, outcome.exit_code if outcome else 1))]
-            case _:
-                return self._world.handle(event, now_s=now_s)
 
     def _hear(self, hearing: _Hearing, event: Input) -> None:
         match event:
@@ -92,22 +85,27 @@ class Succession:
         if not self._has_heard_enough(heard, hearing.later):
             return []
         self._is_settled = True
-        stock = take_stock(heard, now_s=now_s, told=self._told)
-        effects = self._world.handle(TakenOver(stock), now_s=now_s)
+        effects: list[Effect] = []
+        if heard.rejoins or heard.agents:
+            stock = take_stock(heard, now_s=now_s, told=self._told)
+            effects += self._world.handle(TakenOver(stock), now_s=now_s)
         for event in hearing.later:
             effects += self._world.handle(event, now_s=now_s)
         return effects
 
     def _has_heard_enough(self, heard: Heard, later: list[Input]) -> bool:
         is_patient = heard.waited_s < self._world.settings.patience.lose_after_s
-        if not heard.rejoins:
-            # Workers that run either come back or, when they never got that far, say Hello.
-            is_running = any(agent.running for agent in heard.agents.values())
-            is_new = any(isinstance(e, Received) and isinstance(e.message, m.Hello) for e in later)
-            return not is_patient and (is_new or not is_running)
-        if all(rejoin.generation == 0 for rejoin in heard.rejoins.values()):
-            return not is_patient or len(heard.rejoins) == self._world.shape.num_workers
-        return not is_patient or not awaited(heard)
+        if any(rejoin.generation > 0 for rejoin in heard.rejoins.values()):
+            return not is_patient or not awaited(heard)
+        if is_patient and self._told.is_under_way:
+            return False
+        hellos = [e for e in later if isinstance(e, Received) and isinstance(e.message, m.Hello)]
+        num_known = len(heard.rejoins) + len(hellos) + len(self._world.roster.here())
+        # Workers that run come back or, when they never got that far, say Hello in the end.
+        is_anybody_to_come = any(agent.running for agent in heard.agents.values())
+        if num_known or not is_anybody_to_come:
+            return not is_patient or num_known >= self._world.shape.num_workers
+        return False
 
 
 def _speaks_of_the_past(event: Input) -> bool:

@@ -29,6 +29,10 @@ class Told:
     last_step: int | None = None
     has_finished: bool = False
 
+    @property
+    def is_under_way(self) -> bool:
+        return self.last_step is not None and not self.has_finished
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
@@ -76,6 +80,12 @@ class Stock:
     def has_all_steps(self) -> bool:
         return self.job is not None and self.open_step >= self.job.steps
 
+    @property
+    def is_deserted(self) -> bool:
+        """Agents were here and their workers have all ended."""
+        is_running = any(agent.running for agent in self.agents.values())
+        return bool(self.agents) and not self.workers and not is_running
+
     def here(self) -> list[Worker]:
         return [worker for worker in self.workers if worker.uid not in self.gone]
 
@@ -105,11 +115,7 @@ def take_stock(heard: Heard, *, now_s: float, told: Told) -> Stock:
     members = _members(heard.rejoins.values())
     generation = max((r.generation for r in heard.rejoins.values()), default=0)
     uids = frozenset(member.uid for member in members)
-    fenced = {
-        uid: f"generation {generation} trains without it; it was in {rejoin.generation}"
-        for uid, rejoin in heard.rejoins.items()
-        if rejoin.generation > 0 and uid not in uids
-    }
+    fenced = _fenced(heard, generation=generation, members=uids)
     ours = {uid: rejoin for uid, rejoin in heard.rejoins.items() if uid not in fenced}
     current = [rejoin for uid, rejoin in ours.items() if rejoin.generation == generation > 0]
     open_step = 1 + max((rejoin.watermark for rejoin in ours.values()), default=-1)
@@ -161,6 +167,23 @@ def _members(rejoins: Iterable[m.Rejoin]) -> tuple[m.Member, ...]:
     newest = max((rejoin.generation for rejoin in rejoins), default=0)
     votes = Counter(rejoin.members for rejoin in rejoins if rejoin.generation == newest)
     return votes.most_common(1)[0][0] if votes else ()
+
+
+def _fenced(heard: Heard, *, generation: int, members: frozenset[str]) -> dict[str, str]:
+    fenced: dict[str, str] = {}
+    taken = {r.place for uid, r in heard.rejoins.items() if uid in members - set(heard.gone)}
+    for uid, rejoin in heard.rejoins.items():
+        if uid in members:
+            continue
+        if rejoin.generation > 0:
+            was = rejoin.generation
+            fenced[uid] = f"generation {generation} trains without it; it was in {was}"
+        elif rejoin.place in taken:
+            # It was let in by a coordinator that had not yet heard of the other.
+            fenced[uid] = f"another worker holds its place, {rejoin.place}"
+        else:
+            taken.add(rejoin.place)
+    return fenced
 
 
 def _ending(

@@ -116,8 +116,8 @@ class World:
                 self._agent_hello(uid, message)
             case Received(_, m.WorkerExited() as message):
                 self._worker_exited(message, now_s)
-            case Received(uid, m.Hello() as message):
-                self._hello(uid, message, now_s)
+            case Received(uid, m.Hello() | m.Rejoin() as message):
+                self._greeted(uid, message, now_s)
             case Received(uid, message):
                 self._from_worker(uid, message, now_s)
             case Disconnected(uid):
@@ -181,6 +181,12 @@ class World:
         if started:
             self._send(uid, m.Spawn(seats))
 
+    def _greeted(self, uid: str, greeting: m.Hello | m.Rejoin, now_s: float) -> None:
+        if isinstance(greeting, m.Rejoin):
+            self._rejoin(uid, greeting, now_s)
+        else:
+            self._hello(uid, greeting, now_s)
+
     def _hello(self, uid: str, hello: m.Hello, now_s: float) -> None:
         if uid in self.roster.workers:
             self._send(uid, m.Stop(f"the uid {uid} has been used: a worker joins once", 1))
@@ -188,6 +194,18 @@ class World:
         worker = self.roster.add(hello, now_s=now_s)
         if worker.place is not None:
             self._welcome(worker, worker.place)
+
+    def _rejoin(self, uid: str, rejoin: m.Rejoin, now_s: float) -> None:
+        """Too late for the take-over: only one that never trained is still of use."""
+        is_known = uid in self.roster.workers
+        if is_known or rejoin.generation > 0 or rejoin.place in self.roster.placed():
+            self._send(uid, m.Stop("the others have gone on without it", 1))
+            return
+        worker = Worker(rejoin.hello, rejoin.place, now_s)
+        worker.finished_step = -1 if self.generation == 0 else None
+        self.roster.workers[uid] = worker
+        if rejoin.job is not None:
+            self._ready(worker, rejoin.job, now_s)
 
     def _welcome(self, worker: Worker, place: WorkerId) -> None:
         worker.finished_step = -1 if self.generation == 0 else None
@@ -565,16 +583,16 @@ class World:
     def _take_over(self, stock: Stock, now_s: float) -> None:
         """Puts the books where the last coordinator left them, then goes on as it would have."""
         self._adopt(stock, now_s)
-        generation = self.generation
-        if not stock.workers:
-            self._take_over_nobody(stock)
-            return
+        if stock.is_deserted:
+            self._end_deserted(stock)
         for uid, how in stock.gone.items():
             if self.outcome is None:
                 self._gone(self.roster.workers[uid], how, now_s)
         for number in stock.empty_seats():
-            self._replace(number, now_s)
-        if self.outcome is not None or self._halting is not None or self.generation != generation:
+            if not self._replace(number, now_s) and stock.generation == 0:
+                self._fail(f"worker number {number} is lost before training began")
+        is_settled = self._halting is None and self.generation == stock.generation
+        if self.outcome is not None or not is_settled:
             return  # a loss has already set things going
         if stock.ending is not None:
             self._halt(now_s, why=stock.ending)
@@ -592,10 +610,11 @@ class World:
         fields = {"generation": self.generation, "open_step": stock.open_step}
         self._emit("took_over", **fields, workers=[str(w.place) for w in stock.here()])
         taken = {worker.place for worker in stock.workers}
-        for worker in self.roster.here():
-            if worker.place in taken:  # it joined before it was known that there is another
+        for worker in self.roster.here():  # they joined before it was known that others were here
+            worker.finished_step = -1 if self.generation == 0 else None
+            if worker.place in taken:
                 worker.move(Happening.GONE)
-                self._send(worker.uid, m.Stop(f"{worker} came back before it", 1))
+                self._send(worker.uid, m.Stop(f"another worker holds its place, {worker.place}", 1))
         self.roster.workers |= {worker.uid: worker for worker in stock.workers}
         for uid, why in stock.fenced.items():
             self._send(uid, m.Stop(why, 1))
@@ -620,11 +639,8 @@ class World:
         if waiting:
             self._admit()
 
-    def _take_over_nobody(self, stock: Stock) -> None:
-        ended = [exited for agent in stock.agents.values() for exited in agent.ended]
-        if any(agent.running for agent in stock.agents.values()):
-            return  # they have not come far enough to be part of the job
-        if ended and all(exited.code == 0 for exited in ended):
+    def _end_deserted(self, stock: Stock) -> None:
+        if all(exited.code == 0 for agent in stock.agents.values() for exited in agent.ended):
             self._end(Outcome(exit_code=0, why="finished"))
         else:
             self._fail("no worker is left of the job that another coordinator began")
@@ -681,7 +697,9 @@ class World:
 
     def _turn_away(self, event: Input, outcome: Outcome) -> None:
         """Latecomers are told that there is nothing left to join."""
-        if isinstance(event, Received) and isinstance(event.message, m.Hello | m.AgentHello):
+        if isinstance(event, Received) and isinstance(
+            event.message, m.Hello | m.Rejoin | m.AgentHello
+        ):
             self._send(event.uid, m.Stop(outcome.why, outcome.exit_code))
 
     def _send(self, uid: str, message: m.ToWorker | m.ToAgent) -> None:

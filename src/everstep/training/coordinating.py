@@ -53,7 +53,7 @@ def coordinator_of(
 
 
 def read_told(path: Path) -> Told:
-    """What the last coordinator that wrote there has told of its job."""
+    """What the last coordinator that wrote there has told of a job that it did not end."""
     if not path.exists():
         return Told()
     with path.open("rb") as file:
@@ -62,6 +62,8 @@ def read_told(path: Path) -> Told:
     has_finished = False
     for line in reversed(lines):
         match _event(line):
+            case {"event": "failed" | "stopped"}:
+                return Told()
             case {"event": "finished"}:
                 has_finished = True
             case {"event": "step", "step": int(step)}:
