@@ -197,7 +197,7 @@ class Link(Generic[Incoming]):
         patience.begin()
         while not self._is_over.wait(patience.next_pause_s()):
             if patience.is_over:
-                return f"did not come back within {self._settings.return_within_s:.0f} s"
+                return f"did not come back within {self._settings.return_within_s:.1f} s"
             try:
                 connection = self._dial()
             except CoordinatorRefused as error:
@@ -286,6 +286,7 @@ def open_link(
 
 def _connect(address: str, path: str, token: str, settings: LinkSettings) -> ClientConnection:
     try:
+        # websockets wants it entered; leaving it means no more than `close`.
         return connect(
             f"ws://{address}{path}",
             subprotocols=[Subprotocol(SUBPROTOCOL)],
@@ -299,7 +300,7 @@ def _connect(address: str, path: str, token: str, settings: LinkSettings) -> Cli
             # Training traffic has no business in a web proxy that the environment names.
             proxy=None,
             source_address=(settings.source_host, 0) if settings.source_host else None,
-        )
+        ).__enter__()
     except InvalidStatus as error:
         reason = bytes(error.response.body or b"").decode(errors="replace")
         status = error.response.status_code

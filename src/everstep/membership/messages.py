@@ -283,6 +283,17 @@ class AgentHello(_Message, frozen=True, kw_only=True):
     ended: tuple[WorkerExited, ...] = ()
     """The workers it ran that have ended, whether the last coordinator heard of it or not."""
 
+    def empty_seats(self) -> list[int]:
+        return [seat.number for seat in self.seats if seat.number not in self.running]
+
+    def without(self, exited: WorkerExited) -> AgentHello:
+        """As it would be said after that worker ended."""
+        running = list(self.running)
+        running.remove(exited.number)
+        return msgspec.structs.replace(
+            self, running=tuple(running), ended=(*self.ended, exited)
+        )
+
 
 # From the coordinator.
 

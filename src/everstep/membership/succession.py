@@ -64,9 +64,9 @@ class Succession:
             case Received(uid, m.AgentHello() as hello) if hello.seats:
                 hearing.agents[uid] = hello
                 hearing.gone |= {gone.uid: describe_exit(gone.code) for gone in hello.ended}
-            case Received(_, m.WorkerExited() as exited):
+            case Received(uid, m.WorkerExited() as exited) if uid in hearing.agents:
+                hearing.agents[uid] = hearing.agents[uid].without(exited)
                 hearing.gone[exited.uid] = describe_exit(exited.code)
-                hearing.later.append(event)
             case Disconnected(uid) if uid in hearing.rejoins:
                 hearing.gone.setdefault(uid, "its connection closed")
             case Tick():

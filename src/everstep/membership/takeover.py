@@ -33,6 +33,10 @@ class Told:
     def is_under_way(self) -> bool:
         return self.last_step is not None and not self.has_finished
 
+    @property
+    def num_steps(self) -> int:
+        return 0 if self.last_step is None else self.last_step + 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
@@ -88,17 +92,6 @@ class Stock:
 
     def here(self) -> list[Worker]:
         return [worker for worker in self.workers if worker.uid not in self.gone]
-
-    def empty_seats(self) -> list[int]:
-        """The numbers of workers that no agent runs any more and that could still help."""
-        if self.has_all_steps:
-            return []
-        return [
-            seat.number
-            for agent in self.agents.values()
-            for seat in agent.seats
-            if seat.number not in agent.running
-        ]
 
 
 def awaited(heard: Heard) -> set[str]:

@@ -113,7 +113,7 @@ class World:
             return
         match event:
             case Received(uid, m.AgentHello() as message):
-                self._agent_hello(uid, message)
+                self._agent_hello(uid, message, now_s)
             case Received(_, m.WorkerExited() as message):
                 self._worker_exited(message, now_s)
             case Received(uid, m.Hello() | m.Rejoin() as message):
@@ -172,7 +172,7 @@ class World:
 
     # Joining.
 
-    def _agent_hello(self, uid: str, hello: m.AgentHello) -> None:
+    def _agent_hello(self, uid: str, hello: m.AgentHello, now_s: float) -> None:
         is_new = not hello.seats
         seats = self.roster.seats_for(offered=hello.workers) if is_new else hello.seats
         self.roster.agents[uid] = AgentRecord(hello.host, seats)
@@ -180,6 +180,14 @@ class World:
         self._emit("agent_joined", host=hello.host, offered=hello.workers, started=started)
         if started:
             self._send(uid, m.Spawn(seats))
+        if self.job is None or self.ledger.open_step < self.job.steps:
+            for number in hello.empty_seats():
+                self._fill_seat(number, now_s)
+
+    def _fill_seat(self, number: int, now_s: float) -> None:
+        """The agent's worker ended when there was no coordinator to tell."""
+        if not self._replace(number, now_s) and self.generation == 0:
+            self._fail(f"worker number {number} is lost before training began")
 
     def _greeted(self, uid: str, greeting: m.Hello | m.Rejoin, now_s: float) -> None:
         if isinstance(greeting, m.Rejoin):
@@ -582,15 +590,13 @@ class World:
 
     def _take_over(self, stock: Stock, now_s: float) -> None:
         """Puts the books where the last coordinator left them, then goes on as it would have."""
-        self._adopt(stock, now_s)
         if stock.is_deserted:
             self._end_deserted(stock)
+            return
+        self._adopt(stock, now_s)
         for uid, how in stock.gone.items():
             if self.outcome is None:
                 self._gone(self.roster.workers[uid], how, now_s)
-        for number in stock.empty_seats():
-            if not self._replace(number, now_s) and stock.generation == 0:
-                self._fail(f"worker number {number} is lost before training began")
         is_settled = self._halting is None and self.generation == stock.generation
         if self.outcome is not None or not is_settled:
             return  # a loss has already set things going
@@ -619,7 +625,7 @@ class World:
         for uid, why in stock.fenced.items():
             self._send(uid, m.Stop(why, 1))
         for uid, hello in stock.agents.items():
-            self._agent_hello(uid, hello)
+            self._agent_hello(uid, hello, now_s)
         if stock.is_measured and len({p.stage for p in stock.profiles}) == self.shape.stages:
             self.plans.measure(stock.profiles)
 
@@ -640,7 +646,11 @@ class World:
             self._admit()
 
     def _end_deserted(self, stock: Stock) -> None:
+        for uid, hello in stock.agents.items():
+            self.roster.agents[uid] = AgentRecord(hello.host, hello.seats)
         if all(exited.code == 0 for agent in stock.agents.values() for exited in agent.ended):
+            if stock.told.is_under_way:
+                self._emit("finished", steps=stock.told.num_steps, seconds=0.0)
             self._end(Outcome(exit_code=0, why="finished"))
         else:
             self._fail("no worker is left of the job that another coordinator began")
