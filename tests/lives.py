@@ -192,6 +192,13 @@ class LivesCrew(Crew):
         kept = [e for e in effects if not isinstance(e, Send) or e.uid in reachable]
         return super().note(kept)
 
+    def pass_time(self, seconds: float) -> None:
+        """Links come back in less time than matters: only who is frozen is late."""
+        for worker in self.workers:
+            while worker.is_awake and worker.up and isinstance(worker.up[0], m.Hello | m.Rejoin):
+                self.deliver_up(worker)
+        super().pass_time(seconds)
+
     def agent_hears(self) -> None:
         assert self.agent is not None
         message = self.agent.down[0]

@@ -131,7 +131,7 @@ def test_a_coordinator_that_stays_away_ends_every_wait_in_the_end() -> None:
     with ExitStack() as stack:
         with running() as server:
             client = joined(server, stack, return_within_s=0.3)
-        with pytest.raises(CoordinatorLost, match="did not come back within 0.3 s"):
+        with pytest.raises(CoordinatorLost, match=r"did not come back within 0\.3 s"):
             client.wait_watermark(0, timeout_s=10)
         with pytest.raises(CoordinatorLost):
             client.send(m.Finished())

@@ -290,9 +290,7 @@ class AgentHello(_Message, frozen=True, kw_only=True):
         """As it would be said after that worker ended."""
         running = list(self.running)
         running.remove(exited.number)
-        return msgspec.structs.replace(
-            self, running=tuple(running), ended=(*self.ended, exited)
-        )
+        return msgspec.structs.replace(self, running=tuple(running), ended=(*self.ended, exited))
 
 
 # From the coordinator.

@@ -116,7 +116,16 @@ def take_stock(heard: Heard, *, now_s: float, told: Told) -> Stock:
     ending = _ending(current, ours, uids)
     redo = next((rejoin.redo for rejoin in current if rejoin.redo is not None), None)
     is_measured = not any(rejoin.is_measuring for rejoin in current)
-    returned = [_returned(r, generation=generation, redo=redo, now_s=now_s) for r in ours.values()]
+    returned = [
+        _returned(
+            rejoin,
+            generation=generation,
+            is_first=generation == 0 or (generation == 1 and uid in uids),
+            redo=redo,
+            now_s=now_s,
+        )
+        for uid, rejoin in ours.items()
+    ]
     for worker in returned:
         rejoin = ours[worker.uid]
         if not is_measured and not rejoin.is_measuring:
@@ -194,14 +203,14 @@ def _ending(
 
 
 def _returned(
-    rejoin: m.Rejoin, *, generation: int, redo: m.RollBack | None, now_s: float
+    rejoin: m.Rejoin, *, generation: int, is_first: bool, redo: m.RollBack | None, now_s: float
 ) -> Worker:
     worker = Worker(rejoin.hello, rejoin.place, now_s)
     worker.job = rejoin.job
     worker.finished_step = rejoin.finished_step
     worker.is_copying = rejoin.is_copying
     worker.operations = rejoin.operations
-    if rejoin.generation == 0 and generation <= 1:
+    if rejoin.generation == 0 and is_first:
         worker.finished_step = -1  # what it has built is the state that all begin with
     worker.state = _state(rejoin, generation)
     if rejoin.generation < generation and redo is not None:
