@@ -34,7 +34,7 @@ def done(step: int, *, generation: int = 1) -> m.StepDone:
 def rejoin(number: int, **facts: Any) -> m.Rejoin:
     """In generation 1, at step 4, unless told otherwise."""
     replica, stage = divmod(number, 2)
-    fields = {"generation": 1, "members": ALL, "watermark": 4, "finished_step": 4}
+    fields: dict[str, Any] = {"generation": 1, "members": ALL, "watermark": 4, "finished_step": 4}
     return m.Rejoin(
         hello=hello(number), replica=replica, stage=stage, job=job_facts(), **fields | facts
     )
