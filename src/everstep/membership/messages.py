@@ -288,12 +288,8 @@ class AgentHello(_Message, frozen=True, kw_only=True):
 
     def without(self, exited: WorkerExited) -> AgentHello:
         """As it would be said after that worker ended."""
-        running = list(self.running)
-        running.remove(exited.number)
-        return msgspec.structs.replace(self, running=tuple(running), ended=(*self.ended, exited))
-
-
-# From the coordinator.
+        running = tuple(number for number in self.running if number != exited.number)
+        return msgspec.structs.replace(self, running=running, ended=(*self.ended, exited))
 
 
 class Welcome(_Message, frozen=True, kw_only=True):
