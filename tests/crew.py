@@ -131,6 +131,18 @@ class Crew:
     def tell(self, worker: CrewWorker, message: m.FromWorker) -> list[Effect]:
         return self.note(self.world.handle(Received(worker.uid, message), now_s=self.now_s))
 
+    def hear_everything(self, worker: CrewWorker) -> None:
+        """It reads what was sent to it, and its answers arrive."""
+        while worker.down:
+            worker.take()
+        self.deliver_all(worker)
+
+    def do(self, worker: CrewWorker, move: Move) -> None:
+        """It hears everything, makes one move, and the world hears of it."""
+        self.hear_everything(worker)
+        worker.act(move)
+        self.deliver_all(worker)
+
     def agent_speaks(self) -> None:
         assert self.agent is not None
         event = Received(self.agent.uid, self.agent.up.popleft())
@@ -142,6 +154,13 @@ class Crew:
         if isinstance(message, m.Spawn):
             for seat in message.seats:
                 self.add(seat.number)
+
+    def agent_does_everything(self) -> None:
+        assert self.agent is not None
+        while self.agent.up:
+            self.agent_speaks()
+        while self.agent.down:
+            self.agent_hears()
 
     def kill(self, worker: CrewWorker, *, num_unsent: int = 0) -> None:
         """The messages it had not yet got out die with it."""
@@ -156,6 +175,11 @@ class Crew:
             worker = self.worker(uid)
             self.kill(worker)
             self.deliver_all(worker)
+
+    def lose_agent(self) -> None:
+        assert self.agent is not None
+        self.note(self.world.handle(Disconnected(self.agent.uid), now_s=self.now_s))
+        self.agent = None
 
     def pass_time(self, seconds: float) -> None:
         """Whoever is awake says so; then the world looks at its clock."""

@@ -180,6 +180,9 @@ def test_a_worker_whose_connection_closes_is_lost_at_once(live: Live) -> None:
     live.wait_event("worker_lost")
     with pytest.raises(GenerationEnded, match=r"worker 0:0 .* is lost: its connection closed"):
         second.wait_watermark(0, timeout_s=10)
+    second.send(m.Halted(1, -1))
+    with pytest.raises(CoordinatorStopped, match="stage 0 has no live worker left"):
+        second.wait_resume(after_generation=1, timeout_s=10)
 
 
 def test_garbage_closes_only_the_connection_it_came_on(live: Live) -> None:

@@ -15,11 +15,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from crew import Crew, CrewWorker, Phase, job_facts
 from everstep.membership import messages as m
+from everstep.membership.generations import FRUITLESS_LIMIT
 from everstep.membership.roster import Shape
 from everstep.membership.silence import Patience
 from everstep.membership.status import describe
 from everstep.membership.traffic import Effect, Emit, Received, Send
-from everstep.membership.world import FRUITLESS_LIMIT, WorldSettings
+from everstep.membership.world import WorldSettings
 
 SHAPES = [Shape(1, 1), Shape(2, 1), Shape(1, 3), Shape(2, 2), Shape(3, 2), Shape(3, 1)]
 PATIENCE = Patience(tick_gap_s=1e9)
@@ -147,6 +148,7 @@ class WorldMachine(RuleBasedStateMachine):
             case Send(_, m.Resume() as resume):
                 # No two generations overlap: nobody is left in the one before.
                 assert not any(w.generation < resume.generation for w in self._in_generation())
+                assert resume.step > self.watermark, "a step that all have is run again"
             case Emit("failed", fields):
                 assert self._is_hopeless(), fields["why"]
             case _:

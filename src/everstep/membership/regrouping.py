@@ -30,34 +30,43 @@ class Outage:
     since_s: float
     lost: list[WorkerId] = field(default_factory=list)
     halted_s: float = 0.0
-    formed_s: float = 0.0
+    formed_s: float | None = None
+    """None until there is a generation after the loss."""
+
     connect_s: float = 0.0
     copy_s: float = 0.0
 
+    @property
+    def is_over(self) -> bool:
+        """With the next step that is finished."""
+        return self.formed_s is not None
+
     def fields(self, *, now_s: float) -> dict[str, object]:
+        formed_s = now_s if self.formed_s is None else self.formed_s
         return {
             "lost": [str(place) for place in self.lost],
             "seconds": now_s - self.since_s,
             "halting": self.halted_s - self.since_s,
-            "deciding": self.formed_s - self.halted_s,
+            "deciding": formed_s - self.halted_s,
             "groups": self.connect_s,
             "state": self.copy_s,
-            "redo": now_s - self.formed_s - self.connect_s - self.copy_s,
+            "redo": max(0.0, now_s - formed_s - self.connect_s - self.copy_s),
         }
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Respawn:
     """A worker that is to be started again."""
 
     number: int
     due_s: float
-    wait_s: float
 
-    def later(self, now_s: float) -> Respawn:
-        """It failed to start: again, but not at once."""
-        wait_s = min(2 * max(self.wait_s, 0.5), LONGEST_REPLACE_WAIT_S)
-        return Respawn(self.number, now_s + wait_s, wait_s)
+
+def respawn_wait_s(wait_s: float, *, num_failed: int) -> float:
+    """Doubles with each start that failed."""
+    if num_failed == 0:
+        return wait_s
+    return min(max(wait_s, 0.5) * 2.0**num_failed, LONGEST_REPLACE_WAIT_S)
 
 
 def is_still_running(worker: Worker) -> bool:

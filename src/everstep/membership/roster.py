@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from everstep.core.errors import ConfigError
@@ -119,6 +119,9 @@ class Roster:
     def here(self) -> list[Worker]:
         return [worker for worker in self.workers.values() if worker.is_here]
 
+    def left(self) -> list[Worker]:
+        return [worker for worker in self.workers.values() if worker.state is State.LEFT]
+
     def placed(self) -> dict[WorkerId, Worker]:
         """The live workers by place, in the order of places."""
         by_place = {worker.place: worker for worker in self.here() if worker.place is not None}
@@ -140,7 +143,8 @@ class Roster:
         theirs = [u for u in here if any(s.number == number for s in self.agents[u].seats)]
         return next(iter(theirs + here), None)
 
-    def members(self) -> tuple[Member, ...]:
+    def members(self, uids: Collection[str]) -> tuple[Member, ...]:
+        """How the workers of a generation find each other."""
         return tuple(
             Member(
                 replica=place.replica,
@@ -151,7 +155,7 @@ class Roster:
                 data_address=worker.hello.data_address,
             )
             for place, worker in self.placed().items()
-            if worker.state is State.STANDBY
+            if worker.uid in uids
         )
 
     def seats_for(self, *, offered: int) -> tuple[Seat, ...]:

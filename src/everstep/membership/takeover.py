@@ -81,10 +81,6 @@ class Stock:
     told: Told = field(default_factory=Told)
 
     @property
-    def has_all_steps(self) -> bool:
-        return self.job is not None and self.open_step >= self.job.steps
-
-    @property
     def is_deserted(self) -> bool:
         """Agents were here and their workers have all ended."""
         is_running = any(agent.running for agent in self.agents.values())

@@ -90,7 +90,7 @@ def _reason(
         how = f"{len(copies)} copy it" if copies else "so has everybody"
         return f"a live worker of every stage finished step {open_step}; {how}"
     if not any(is_stage_done):
-        return f"nobody finished step {open_step}; it is run again"
+        return f"nobody finished step {open_step}; it is run next"
     missing = is_stage_done.index(False)
     return (
         f"nobody alive finished step {open_step} of stage {missing}; {len(undo)} workers take it"

@@ -86,7 +86,6 @@ def test_nobody_waits_for_a_worker_whose_agent_saw_it_end() -> None:
 def test_who_is_missing_when_all_steps_are_done_has_left() -> None:
     over = {"watermark": 5, "finished_step": 5}
     stock = stock_of(*(rejoin(i, has_finished=i == 0, **over) for i in range(3)))
-    assert stock.has_all_steps
     assert [w.state for w in stock.workers] == [
         State.FINISHED,
         State.TRAINING,

@@ -1,0 +1,246 @@
+"""Generations: how one ends, where the workers go on from, and how the next begins.
+
+Pure. The only place that forms generations. Invariants: their numbers only grow; the next is formed
+when every live worker of the last has halted; a watermark is given when all of them hold its step.
+
+How a generation ends:
+
+    Halt       a loss, a broken channel, or a step to be taken again: everybody is stopped at once
+    Boundary   a new worker waits: everybody stops by itself after a step chosen ahead
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from everstep.core.errors import ProtocolBroken
+from everstep.core.ids import WorkerId
+from everstep.membership import messages as m
+from everstep.membership.books import Books
+from everstep.membership.progress import Progress
+from everstep.membership.recovering import Decide, Hopeless, Recovery
+from everstep.membership.regrouping import (
+    Halting,
+    copies_on_the_wire,
+    is_still_running,
+    survivors,
+)
+from everstep.membership.roster import Worker
+from everstep.membership.states import Happening, State
+from everstep.membership.traffic import Outcome
+
+FRUITLESS_LIMIT = 5
+"""Changes of generation without a step in between, because of channels that broke for no loss."""
+
+
+class Generations:
+    def __init__(
+        self, books: Books, progress: Progress, *, decide: Decide, meeting: m.Meeting
+    ) -> None:
+        self._books = books
+        self._progress = progress
+        self._decide = decide
+        self._meeting = meeting
+
+    def inherit(self, *, now_s: float) -> None:
+        """The generation was formed by another coordinator."""
+        self._progress.began_s = now_s
+
+    # Steps within a generation.
+
+    def step_done(self, worker: Worker, report: m.StepDone, now_s: float) -> None:
+        self._progress.record(worker, report)
+        self.close_step_when_done(now_s)
+
+    def copied(self, worker: Worker, message: m.Copied, now_s: float) -> None:
+        if message.generation != self._books.generation or worker.place is None:
+            raise ProtocolBroken(f"it copied in {message.generation}", peer=str(worker))
+        worker.finished_step = message.step
+        worker.is_copying = False
+        self.close_step_when_done(now_s)
+
+    def close_step_when_done(self, now_s: float) -> None:
+        """The step that everybody has gets its watermark, unless it must be taken again."""
+        books = self._books
+        members = books.members_here().values()
+        if books.halting is not None or not self._progress.is_step_done(members):
+            return
+        step = books.ledger.open_step
+        redo = self._progress.close_step(now_s)
+        if redo is not None:
+            why = f"step {step} is taken again, scaled by {redo.scale:.6g}"
+            self.halt(now_s, redo=redo, why=why)
+            return
+        for worker in members:
+            if is_still_running(worker):  # else its Resume will say it
+                books.send(worker.uid, m.Watermark(books.generation, step))
+
+    # The end of a generation.
+
+    def admit(self) -> None:
+        """Chooses the step after which the new worker joins: one that nobody can have begun, for
+        the reason that a replan gives, so nobody's work is thrown away."""
+        books = self._books
+        assert books.job is not None
+        if books.halting is not None or books.boundary is not None:
+            return  # a generation is being formed anyway
+        after_step = books.ledger.open_step + 1
+        if after_step + 1 >= books.job.steps:
+            return  # the job is as good as done
+        books.boundary = after_step
+        for worker in books.members_here().values():
+            if is_still_running(worker):
+                books.send(worker.uid, m.Boundary(books.generation, after_step))
+
+    def halt(self, now_s: float, *, why: str, redo: m.RollBack | None = None) -> None:
+        books = self._books
+        books.halting = Halting(since_s=now_s, why=why, redo=redo)
+        for worker in books.members_here().values():
+            if is_still_running(worker):
+                worker.move(Happening.HALT_TOLD)
+                books.send(worker.uid, m.Halt(books.generation, why))
+        self.form_when_all_halted(now_s)
+
+    def halted(self, worker: Worker, message: m.Halted, now_s: float) -> None:
+        books = self._books
+        is_by_plan = books.boundary is not None and message.finished_step == books.boundary
+        if message.generation != books.generation or not (books.halting or is_by_plan):
+            raise ProtocolBroken(f"it halted generation {message.generation}", peer=str(worker))
+        if message.finished_step != worker.finished_step:
+            # Its StepDone would have come first, on the same connection.
+            raise ProtocolBroken(
+                f"it halted after step {message.finished_step}"
+                f" and had reported step {worker.finished_step}",
+                peer=str(worker),
+            )
+        worker.operations = message.operations
+        worker.move(Happening.HALTED)
+        self.form_when_all_halted(now_s)
+
+    def broken(self, worker: Worker, message: m.Broken, now_s: float) -> None:
+        """A channel broke between two that may both be alive: they are connected anew."""
+        books = self._books
+        if message.generation != books.generation or books.halting is not None:
+            return  # known already
+        books.num_fruitless += 1
+        if books.num_fruitless > FRUITLESS_LIMIT:
+            books.fail(
+                f"{worker} cannot reach its peers ({message.cause}), and connecting anew"
+                f" {FRUITLESS_LIMIT} times did not help"
+            )
+            return
+        self.halt(now_s, why=f"{worker} reports: {message.cause}")
+
+    def form_when_all_halted(self, now_s: float) -> None:
+        books = self._books
+        if any(is_still_running(worker) for worker in books.members_here().values()):
+            return
+        if books.outage is not None:
+            books.outage.halted_s = now_s
+        halting = books.halting
+        if halting is None:
+            self.form(now_s, why=f"new workers join after step {books.boundary}")
+        else:
+            self.form(now_s, redo=halting.redo, why=halting.why)
+
+    # The beginning of the next.
+
+    def form(self, now_s: float, *, why: str, redo: m.RollBack | None = None) -> None:
+        """Starts the next generation with the workers that wait, from where they can all go on."""
+        books = self._books
+        live = {p: w for p, w in books.roster.placed().items() if w.state is State.STANDBY}
+        decision = self._decide(
+            survivors(live.values()), shape=books.shape, open_step=books.ledger.open_step
+        )
+        if isinstance(decision, Hopeless):
+            self._give_up(decision)
+            return
+        is_rolled_forward = decision.finished_step == books.ledger.open_step
+        result = books.ledger.result() if is_rolled_forward else None
+        redo = self._settle(decision, live, now_s) or redo
+        self._begin(decision, live, now_s, why=why)
+        for place, worker in live.items():
+            worker.move(Happening.RESUMED)
+            owed = redo or worker.owed_redo
+            worker.owed_redo = None
+            books.send(worker.uid, self._resume(place, decision, redo=owed, result=result))
+
+    def _give_up(self, decision: Hopeless) -> None:
+        """A stage's state is gone. When all steps are done, some may have left with it in peace."""
+        books = self._books
+        last_step = books.ledger.open_step - 1
+        left = {w.place.stage for w in books.roster.left() if w.place is not None}
+        if books.has_all_steps() and not books.members_here() and len(left) == books.shape.stages:
+            books.end(Outcome(exit_code=0, why="finished"))
+        else:
+            what = f"training cannot go on: {decision.reason}"
+            books.fail(f"{what} (last finished step: {last_step})")
+
+    def _settle(
+        self, decision: Recovery, live: Mapping[WorkerId, Worker], now_s: float
+    ) -> m.RollBack | None:
+        """Brings the books to where the decision says. The open step stands when everybody has it,
+        and may then still have to be scaled."""
+        targets = {copy.target for copy in decision.copies}
+        for place, worker in live.items():
+            worker.is_copying = place in targets
+            if place in decision.undo:
+                worker.finished_step = decision.finished_step
+        if decision.finished_step < self._books.ledger.open_step:
+            self._books.ledger.reopen()
+            return None
+        if not self._progress.is_step_done(live.values()):
+            return None  # some copy it first; their word closes it
+        return self._progress.close_step(now_s)
+
+    def _begin(
+        self, decision: Recovery, live: Mapping[WorkerId, Worker], now_s: float, *, why: str
+    ) -> None:
+        books = self._books
+        assert books.job is not None
+        books.generation += 1
+        books.halting = books.boundary = None
+        books.members = {worker.uid for worker in live.values()}
+        self._progress.began_s = now_s
+        if books.outage is not None:
+            books.outage.formed_s = now_s
+        books.plans.make(books.job, live)
+        books.emit(
+            "generation",
+            number=books.generation,
+            resume_step=decision.finished_step + 1,
+            reason=why,
+            rungs={str(stage): str(rung) for stage, rung in enumerate(decision.rungs)},
+            decision=decision.reason,
+            **books.plans.fields(live),
+        )
+
+    def _resume(
+        self,
+        place: WorkerId,
+        decision: Recovery,
+        *,
+        redo: m.RollBack | None,
+        result: m.StepResult | None,
+    ) -> m.Resume:
+        books = self._books
+        return m.Resume(
+            generation=books.generation,
+            step=decision.finished_step + 1,
+            watermark=books.ledger.open_step - 1,
+            actions=books.plans.actions_of(place),
+            members=books.roster.members(books.members),
+            meeting=self._meeting,
+            profile_steps=books.settings.profile_steps if books.plans.durations is None else 0,
+            redo=redo,
+            undo=place in decision.undo,
+            copies=copies_on_the_wire(decision),
+            operations=decision.operations,
+            result=result,
+        )
+
+    def resumed(self, message: m.Resumed) -> None:
+        outage = self._books.outage
+        if outage is not None and message.generation == self._books.generation:
+            outage.connect_s = max(outage.connect_s, message.connect_s)
+            outage.copy_s = max(outage.copy_s, message.copy_s)

@@ -1,0 +1,54 @@
+"""Starting lost workers again, a while after their loss, on an agent that is there. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from everstep.membership import messages as m
+from everstep.membership.books import Books
+from everstep.membership.regrouping import Respawn, respawn_wait_s
+
+
+class Replacements:
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self._due: list[Respawn] = []
+        self._num_failed: Counter[int] = Counter()
+
+    def plan(self, number: int, now_s: float) -> bool:
+        """Whether a worker will be started in the place of a lost one."""
+        wait_s = self._books.settings.replace_after_s
+        if wait_s is None or self._books.roster.agent_of(number) is None:
+            return False
+        if any(respawn.number == number for respawn in self._due):
+            return True
+        wait_s = respawn_wait_s(wait_s, num_failed=self._num_failed[number])
+        self._due.append(Respawn(number, now_s + wait_s))
+        return True
+
+    def failed(self, number: int, now_s: float) -> None:
+        """It ended before it joined: again, but not so soon."""
+        self._num_failed[number] += 1
+        self.plan(number, now_s)
+
+    def joined(self, number: int) -> None:
+        del self._num_failed[number]
+
+    def start_due(self, now_s: float) -> None:
+        due = [respawn.number for respawn in self._due if respawn.due_s <= now_s]
+        self._due = [respawn for respawn in self._due if respawn.due_s > now_s]
+        for number in due:
+            if self._books.roster.vacancies():
+                self._start(number)
+
+    def _start(self, number: int) -> None:
+        books = self._books
+        agent = books.roster.agent_of(number)
+        if agent is not None:
+            seat = m.Seat(number, str(books.shape.place(number)))
+            books.send(agent, m.Spawn((seat,)))
+        elif books.generation == 0:
+            books.fail(
+                f"worker number {number} is lost before training began, and no agent is left to"
+                " start it again"
+            )
