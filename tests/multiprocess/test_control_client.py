@@ -22,6 +22,7 @@ from everstep.core.events import Event, EventLog
 from everstep.membership import messages as m
 from everstep.membership.client import Client, OnHalt, connect
 from everstep.membership.coordinator import Coordinator, start_coordinator
+from everstep.membership.link import LinkSettings
 from everstep.membership.roster import Shape
 from everstep.membership.world import World, WorldSettings
 from everstep.recovery.decide import decide_recovery
@@ -48,9 +49,15 @@ class Live:
         self._stack = stack
         stack.enter_context(start_coordinator(self.coordinator))
 
-    def join(self, number: int, *, on_halt: OnHalt | None = None) -> Client:
+    def join(
+        self,
+        number: int,
+        *,
+        on_halt: OnHalt | None = None,
+        settings: LinkSettings | None = None,
+    ) -> Client:
         hello = m.Hello(uid=f"w{number}", number=number, pid=1, host="h", data_address="h:1")
-        client = connect(self.coordinator.address, hello=hello, on_halt=on_halt)
+        client = connect(self.coordinator.address, hello=hello, on_halt=on_halt, settings=settings)
         self._stack.callback(client.close)
         return client
 
@@ -142,20 +149,34 @@ def test_a_stop_ends_every_wait_with_its_reason(live: Live) -> None:
     assert caught.value.exit_code == 1
 
 
-def test_a_coordinator_that_vanishes_ends_every_wait() -> None:
+def cut(client: Client) -> None:
+    """The worker's end of the connection, as when the coordinator's machine dies."""
+    connection = client._link._connection
+    assert connection is not None
+    connection.socket.shutdown(2)
+
+
+def test_a_coordinator_that_vanishes_ends_every_wait_when_nobody_waits_for_its_return() -> None:
     with ExitStack() as stack:
-        live = Live(stack)
-        client = live.join(0)
+        client = Live(stack).join(0, settings=LinkSettings(return_within_s=0))
         client.wait_welcome(timeout_s=10)
-        # The worker's end is cut, as when the coordinator's machine dies.
-        client._link._connection.socket.shutdown(2)
+        cut(client)
         with pytest.raises(CoordinatorLost, match="it went away"):
             client.wait_resume(after_generation=0, timeout_s=10)
 
 
+def test_whoever_comes_back_to_a_coordinator_that_went_on_without_it_is_told_to_stop(
+    live: Live,
+) -> None:
+    first, _ = live.join_both()
+    cut(first)
+    with pytest.raises(CoordinatorStopped):
+        first.wait_watermark(0, timeout_s=10)
+
+
 def test_a_worker_whose_connection_closes_is_lost_at_once(live: Live) -> None:
     first, second = live.join_both()
-    first._link._connection.socket.shutdown(2)
+    cut(first)
     live.wait_event("worker_lost")
     with pytest.raises(GenerationEnded, match=r"worker 0:0 .* is lost: its connection closed"):
         second.wait_watermark(0, timeout_s=10)

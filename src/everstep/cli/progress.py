@@ -65,6 +65,9 @@ class Progress:
             return
         if name == "generation":
             self._generation = fields["number"]
+        if name == "took_over":
+            self._generation = fields["generation"]
+            self._num_joined = len(fields["workers"])
         self._num_joined += {"worker_joined": 1, "worker_lost": -1}.get(name, 0)
         if name in _LINES:
             self._say(_LINES[name](fields))
@@ -107,6 +110,10 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
         f"{e['address']}: starting {e['replicas']} replicas x {e['stages']} stages"
     ),
     "generation": lambda e: f"generation {e['number']}: {_plan(e)}",
+    "took_over": lambda e: (
+        f"took over: {len(e['workers'])} workers train on in generation {e['generation']},"
+        f" step {e['open_step']}"
+    ),
     "replanned": lambda e: f"new plan from step {e['from_step']} on: {_plan(e)}",
     "rollback": lambda e: (
         f"step {e['step']} is taken again: its norm was {e['norm']:.4g}, scaled by {e['scale']:.4g}"

@@ -104,6 +104,7 @@ def coordinator_command(
         bind=bind,
         events=events,
         replace_after_s=_seconds_or_never(replace_after),
+        may_take_over=True,
     ) as coordinator:
         print(f"listening on {coordinator.address}", flush=True)
 
@@ -158,8 +159,10 @@ def local_coordinator(
     bind: Binding | None = None,
     replace_after_s: float | None = None,
     subscriber: Subscriber | None = None,
+    may_take_over: bool = False,
 ) -> Iterator[Coordinator]:
-    """A coordinator that shows its progress, writes its events and can be found by `status`."""
+    """A coordinator that shows its progress, writes its events and can be found by `status`. It may
+    take over from another that wrote to the same events, when workers outlive their coordinator."""
     bind = bind or Binding()
     for flag, value in (("--replicas", replicas), ("--stages", stages)):
         if value < 1:
@@ -169,8 +172,9 @@ def local_coordinator(
     from everstep.membership.access import Bind
     from everstep.membership.roster import Shape
     from everstep.membership.world import WorldSettings
-    from everstep.training.coordinating import coordinator_of
+    from everstep.training.coordinating import coordinator_of, read_told
 
+    told = read_told(events) if may_take_over and events is not None else None
     with ExitStack() as stack:
         try:
             log = stack.enter_context(EventLog(events))
@@ -186,6 +190,7 @@ def local_coordinator(
                 bind=Bind(host=bind.host, port=bind.port, token=bind.token),
                 events=log,
                 settings=WorldSettings(replace_after_s=replace_after_s),
+                told=told,
             )
         )
         stack.enter_context(announced(coordinator.address, token=bind.token))

@@ -1,7 +1,8 @@
 """The agent: starts this node's workers, tells the coordinator when one ends, stops them all.
 
 One thread decides, from one queue of what happened: messages, exits, signals. It is (through the
-warm parent) the parent of its workers: when it dies, however, they die.
+warm parent) the parent of its workers: when it dies, however, they die. When the coordinator dies,
+they live on, and the one that is started in its place is told what runs here and what has ended.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from everstep.launch.output import Output, Sink, write_line
 from everstep.launch.warm import PRELOAD, ParentGone, Script, WarmParent, WorkerProcess
 from everstep.membership import messages as m
 from everstep.membership.exits import describe_exit
-from everstep.membership.link import Link, LinkSettings, open_link
+from everstep.membership.link import RETURN_WITHIN_S, Link, LinkSettings, open_link
 from everstep.membership.traffic import Outcome
 
 KILL_AFTER_S = 2.0
@@ -48,6 +49,8 @@ class AgentSettings:
     coordinator."""
 
     preload: tuple[str, ...] = PRELOAD
+    return_within_s: float = RETURN_WITHIN_S
+    """How long a coordinator that went away is waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +74,12 @@ class Agent:
         self._output = Output(sink)
         self._inbox: queue.SimpleQueue[_Happening] = queue.SimpleQueue()
         self._is_warm = False
+        self._given: list[m.Seat] = []
         self._seats: list[m.Seat] = []
+        """To be started when the parent is warm."""
+
         self._running: dict[str, tuple[m.Seat, WorkerProcess]] = {}
+        self._ended: list[m.WorkerExited] = []
         self._stopping: Outcome | None = None
         self._deadline_s: float | None = None
         self._bad_exit: Outcome | None = None
@@ -80,15 +87,19 @@ class Agent:
     def run(self) -> Outcome:
         """Until the coordinator or a signal says stop and every worker is gone."""
         settings = self._settings
-        link_settings = LinkSettings(source_host=settings.host)
+        link_settings = LinkSettings(
+            source_host=settings.host, return_within_s=settings.return_within_s
+        )
         with WarmParent(self._inbox.put, preload=settings.preload) as parent:
             link = open_link(
                 settings.address, "/agent", m.to_agent, token=settings.token, settings=link_settings
             )
             try:
-                link.start(on_message=self._inbox.put, on_closed=self._note_closed)
-                hello = m.AgentHello(uid=self._uid, host=link.local_host, workers=settings.workers)
-                link.send(hello)
+                link.start(
+                    greet=lambda: [self._hello(link)],
+                    on_message=self._inbox.put,
+                    on_closed=self._note_closed,
+                )
                 return self._supervise(parent, link)
             finally:
                 link.close()
@@ -97,6 +108,19 @@ class Agent:
     def request_stop(self, outcome: Outcome) -> None:
         """From any thread, and from signal handlers."""
         self._inbox.put(_StopAsked(outcome))
+
+    def _hello(self, link: Link[m.ToAgent]) -> m.AgentHello:
+        """On the link's thread when a coordinator comes back; whoever changes what it tells holds
+        `link.speaking`."""
+        pending = [seat.number for seat in self._seats]
+        return m.AgentHello(
+            uid=self._uid,
+            host=link.local_host,
+            workers=self._settings.workers,
+            seats=tuple(self._given),
+            running=tuple(pending + [seat.number for seat, _ in self._running.values()]),
+            ended=tuple(self._ended),
+        )
 
     def _note_closed(self, why: str) -> None:
         self._inbox.put(_Closed(why))
@@ -115,12 +139,13 @@ class Agent:
     def _handle(self, happening: _Happening, parent: WarmParent, link: Link[m.ToAgent]) -> None:
         match happening:
             case m.Spawn(seats):
-                self._seats += seats
+                self._take(seats, link)
             case Warm():
                 self._is_warm = True
             case Exited():
                 self._exited(happening, link)
             case m.Stop(why, exit_code):
+                link.expect_end()
                 self._stop(Outcome(exit_code=exit_code, why=why), parent)
             case _StopAsked(outcome):
                 self._stop(outcome, parent)
@@ -132,7 +157,13 @@ class Agent:
                 self._stop(Outcome(exit_code=1, why="the warm parent of the workers died"), parent)
         # Forking before the parent is warm would block, and a signal would have to wait.
         while self._is_warm and self._seats and self._stopping is None:
-            self._spawn(self._seats.pop(0), parent, link)
+            with link.speaking:
+                self._spawn(self._seats.pop(0), parent, link)
+
+    def _take(self, seats: tuple[m.Seat, ...], link: Link[m.ToAgent]) -> None:
+        with link.speaking:
+            self._seats += seats
+            self._given += [seat for seat in seats if seat not in self._given]
 
     def _spawn(self, seat: m.Seat, parent: WarmParent, link: Link[m.ToAgent]) -> None:
         uid = f"{self._uid}-{seat.number}-{uuid.uuid4().hex[:6]}"
@@ -153,11 +184,14 @@ class Agent:
         self._output.follow(process.output, label=seat.label)
 
     def _exited(self, exited: Exited, link: Link[m.ToAgent]) -> None:
-        seat, _ = self._running.pop(exited.uid)
-        with suppress(CoordinatorLost):  # a _Closed is in the queue
-            link.send(
-                m.WorkerExited(uid=exited.uid, number=seat.number, pid=exited.pid, code=exited.code)
+        with link.speaking:
+            seat, _ = self._running.pop(exited.uid)
+            message = m.WorkerExited(
+                uid=exited.uid, number=seat.number, pid=exited.pid, code=exited.code
             )
+            self._ended.append(message)
+            with suppress(CoordinatorLost):  # a _Closed is in the queue
+                link.send(message)
         # One ended by a signal is a loss: whether the job went on without it, the coordinator says.
         if exited.code > 0 and self._bad_exit is None:
             why = f"worker {seat.label} (pid {exited.pid}): {describe_exit(exited.code)}"

@@ -34,6 +34,7 @@ def run_local(
         token=coordinator.token,
         workers=coordinator.num_workers,
         preload=preload,
+        return_within_s=0.0,  # it would come back in another process, so with another agent
     )
     agent = Agent(script, settings, sink=sink)
 

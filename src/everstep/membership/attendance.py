@@ -30,17 +30,51 @@ class Attendance:
         self._first_step_s = 0.0
         self._ticked_s: float | None = None
 
+    def inherit(self, *, has_finished: bool, now_s: float) -> None:
+        """Another coordinator was here first, and may have told that all is done."""
+        self._has_finished = has_finished
+        self._first_step_s = now_s
+
     # Joining.
 
-    def agent_hello(self, uid: str, hello: m.AgentHello) -> None:
+    def agent_hello(self, uid: str, hello: m.AgentHello, now_s: float) -> None:
         books = self._books
-        seats = books.roster.seats_for(offered=hello.workers)
+        is_new = not hello.seats
+        seats = books.roster.seats_for(offered=hello.workers) if is_new else hello.seats
         books.roster.agents[uid] = AgentRecord(hello.host, seats)
-        books.emit("agent_joined", host=hello.host, offered=hello.workers, started=len(seats))
-        if seats:
+        started = len(seats) if is_new else 0
+        books.emit("agent_joined", host=hello.host, offered=hello.workers, started=started)
+        if started:
             books.send(uid, m.Spawn(seats))
+        if not books.has_all_steps():
+            for number in hello.empty_seats():
+                self._fill_seat(number, now_s)
 
-    def hello(self, uid: str, hello: m.Hello, now_s: float) -> None:
+    def _fill_seat(self, number: int, now_s: float) -> None:
+        """The agent's worker ended when there was no coordinator to tell."""
+        if not self._replacements.plan(number, now_s) and self._books.generation == 0:
+            self._books.fail(f"worker number {number} is lost before training began")
+
+    def greeted(self, uid: str, greeting: m.Hello | m.Rejoin, now_s: float) -> None:
+        if isinstance(greeting, m.Rejoin):
+            self._rejoin(uid, greeting, now_s)
+        else:
+            self._hello(uid, greeting, now_s)
+
+    def _rejoin(self, uid: str, rejoin: m.Rejoin, now_s: float) -> None:
+        """Too late for the take-over: only one that never trained is still of use."""
+        books = self._books
+        is_known = uid in books.roster.workers
+        if is_known or rejoin.generation > 0 or rejoin.place in books.roster.placed():
+            books.send(uid, m.Stop("the others have gone on without it", 1))
+            return
+        worker = Worker(rejoin.hello, rejoin.place, now_s)
+        worker.finished_step = -1 if books.generation == 0 else None
+        books.roster.workers[uid] = worker
+        if rejoin.job is not None:
+            self.ready(worker, rejoin.job, now_s)
+
+    def _hello(self, uid: str, hello: m.Hello, now_s: float) -> None:
         books = self._books
         if uid in books.roster.workers:
             books.send(uid, m.Stop(f"the uid {uid} has been used: a worker joins once", 1))
@@ -82,9 +116,9 @@ class Attendance:
 
     def finished(self, worker: Worker, now_s: float) -> None:
         worker.move(Happening.DONE)
-        self._tell_when_finished(now_s)
+        self.tell_when_finished(now_s)
 
-    def _tell_when_finished(self, now_s: float) -> None:
+    def tell_when_finished(self, now_s: float) -> None:
         books = self._books
         members = books.members_here().values()
         if not self._has_finished and all(w.state is State.FINISHED for w in members):
@@ -111,13 +145,13 @@ class Attendance:
                 f" {how}; does the script call everstep.train?"
             )
         elif worker.is_here:
-            self._gone(worker, how, now_s)
+            self.gone(worker, how, now_s)
 
     def disconnected(self, uid: str, now_s: float) -> None:
         worker = self._books.roster.workers.get(uid)
         agent = self._books.roster.agents.get(uid)
         if worker is not None and worker.is_here:
-            self._gone(worker, "its connection closed", now_s)
+            self.gone(worker, "its connection closed", now_s)
         elif agent is not None and agent.is_here:
             self._agent_gone(agent)
 
@@ -125,10 +159,10 @@ class Attendance:
         agent.is_here = False
         self._books.emit("agent_lost", host=agent.host)
         missing = list(self._books.roster.unjoined(agent))
-        if missing:
+        if missing and self._books.generation == 0:
             self._books.fail(f"the agent on {agent.host} left before workers {missing} joined")
 
-    def _gone(self, worker: Worker, how: str, now_s: float) -> None:
+    def gone(self, worker: Worker, how: str, now_s: float) -> None:
         books = self._books
         worker.move(Happening.GONE)
         if worker.state is State.LOST:
@@ -136,7 +170,7 @@ class Attendance:
             self._after_loss(worker, how, now_s)
         elif not books.members_here():
             # Whoever waits to join has come too late.
-            self._tell_when_finished(now_s)
+            self.tell_when_finished(now_s)
             books.end(Outcome(exit_code=0, why="finished"))
         elif books.halting is not None:
             self._generations.form_when_all_halted(now_s)
@@ -169,7 +203,7 @@ class Attendance:
             books.outage = Outage(since_s=now_s)
         books.outage.lost.append(place)
         if books.has_all_steps() and not books.members_here():
-            self._tell_when_finished(now_s)
+            self.tell_when_finished(now_s)
         if books.halting is None:
             self._generations.halt(now_s, why=f"{worker} is lost: {how}")
         else:
@@ -198,7 +232,7 @@ class Attendance:
         )
         match verdict:
             case GiveUp(how):
-                self._gone(worker, how, now_s)
+                self.gone(worker, how, now_s)
             case Suspect():
                 worker.move(Happening.SILENT)
             case Trust():

@@ -46,6 +46,9 @@ class Books:
         self.boundary: int | None = None
         """The step after which the generation ends by plan."""
 
+        self.told_step: int | None = None
+        """The step that another coordinator has told of, although it had not closed it for all."""
+
         self.outage: Outage | None = None
         self.num_fruitless = 0
         """Changes of generation since the last step or loss."""

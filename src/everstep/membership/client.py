@@ -2,6 +2,7 @@
 
 The link's thread notes each message; the training thread waits on a condition. It knows nothing of
 groups: `on_halt` is called on the link's thread, at once, for whoever must free blocked calls.
+While the coordinator is away nothing here fails: what is said is kept, and waits go on.
 Invariant: Resumes are taken one by one. The coordinator sends the next only after this worker's
 Halted, so a Resume, and the redo in it, is never skipped.
 """
@@ -21,6 +22,7 @@ from everstep.core.errors import (
 )
 from everstep.membership import messages as m
 from everstep.membership.link import Link, LinkSettings, open_link
+from everstep.membership.memory import Memory
 
 OnHalt = Callable[[m.Halt], None]
 
@@ -33,9 +35,13 @@ Awaited = TypeVar("Awaited")
 class Client:
     """One worker's conversation with the coordinator."""
 
-    def __init__(self, link: Link[m.ToWorker], *, on_halt: OnHalt | None = None) -> None:
+    def __init__(
+        self, link: Link[m.ToWorker], *, hello: m.Hello, on_halt: OnHalt | None = None
+    ) -> None:
         self.on_halt = on_halt
         self._link = link
+        self._memory = Memory(hello)
+        self._num_greetings = 0
         self._news = threading.Condition()
         self._welcome: m.Welcome | None = None
         self._resume: m.Resume | None = None
@@ -45,15 +51,23 @@ class Client:
         self._watermark = -1
         self._stop: m.Stop | None = None
         self._closed_why: str | None = None
-        link.start(on_message=self._note, on_closed=self._note_closed)
+        link.start(greet=self._greet, on_message=self._note, on_closed=self._note_closed)
 
     @property
     def local_host(self) -> str:
         return self._link.local_host
 
+    @property
+    def is_away(self) -> bool:
+        """The coordinator is gone and may come back."""
+        return self._link.is_away
+
     def send(self, message: m.FromWorker) -> None:
+        """Says it now, or, when the coordinator is away, as soon as it is back."""
         try:
-            self._link.send(message)
+            with self._link.speaking:
+                self._memory.said(message)
+                self._link.send(message)
         except CoordinatorLost:
             with self._news:
                 self._raise_if_gone()  # it said why before it closed
@@ -111,6 +125,9 @@ class Client:
             return replan
 
     def close(self) -> None:
+        """A coordinator that is away is waited for when it must still hear how this one ended."""
+        if self._memory.has_last_words:
+            self._link.wait_back()
         self._link.close()
 
     def __enter__(self) -> Client:
@@ -133,9 +150,13 @@ class Client:
             return found is not None or self._stop is not None or self._closed_why is not None
 
         with self._news:
-            if not self._news.wait_for(is_over, timeout_s):
-                source = f"the coordinator at {self._link.address}"
-                raise WaitTimedOut(what, source=source, after_s=timeout_s)
+            num_greetings = self._num_greetings
+            while not self._news.wait_for(is_over, timeout_s):
+                # Time in which nobody could have answered does not count.
+                if not self.is_away and num_greetings == self._num_greetings:
+                    source = f"the coordinator at {self._link.address}"
+                    raise WaitTimedOut(what, source=source, after_s=timeout_s)
+                num_greetings = self._num_greetings
             if found is None:
                 self._raise_if_gone()
             assert found is not None
@@ -151,7 +172,16 @@ class Client:
         if self._closed_why is not None:
             raise CoordinatorLost(self._link.address, why=self._closed_why)
 
+    def _greet(self) -> list[m.FromWorker]:
+        with self._news:
+            self._num_greetings += 1
+        return self._memory.greeting()
+
     def _note(self, message: m.ToWorker) -> None:
+        with self._link.speaking:
+            self._memory.heard(message)
+        if isinstance(message, m.Stop):
+            self._link.expect_end()
         with self._news:
             match message:
                 case m.Welcome():
@@ -192,6 +222,4 @@ def connect(
 ) -> Client:
     """Connects to the coordinator at `HOST:PORT` and says Hello."""
     link = open_link(address, "/worker", m.to_worker, token=token, settings=settings)
-    client = Client(link, on_halt=on_halt)
-    client.send(hello)
-    return client
+    return Client(link, hello=hello, on_halt=on_halt)

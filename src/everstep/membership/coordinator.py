@@ -32,6 +32,8 @@ from everstep.membership import messages as m
 from everstep.membership.access import Bind, check_peer, check_token
 from everstep.membership.peer import BYE, WRONG, Peer
 from everstep.membership.status import describe
+from everstep.membership.succession import Succession
+from everstep.membership.takeover import Told
 from everstep.membership.traffic import (
     Disconnected,
     Effect,
@@ -64,8 +66,11 @@ class Coordinator:
         events: EventLog,
         bind: Bind | None = None,
         clock: Clock | None = None,
+        told: Told | None = None,
     ) -> None:
+        """`told` is what a coordinator of this job that was lost has already written."""
         self._world = world
+        self._door = Succession(world, told=told)
         self._events = events
         self._bind = bind or Bind()
         self._clock = clock or SystemClock()
@@ -188,8 +193,8 @@ class Coordinator:
         await peer.close(code, reason)
 
     async def _converse_as(self, peer: Peer, hello: m.FromWorker | m.FromAgent) -> None:
-        if not isinstance(hello, m.Hello | m.AgentHello):
-            raise MessageInvalid("the first must be Hello", size_bytes=0)
+        if not isinstance(hello, m.Hello | m.Rejoin | m.AgentHello):
+            raise MessageInvalid("the first must be Hello or Rejoin", size_bytes=0)
         if hello.uid in self._peers:
             raise MessageInvalid(f"the uid {hello.uid} is connected already", size_bytes=0)
         self._peers[hello.uid] = peer
@@ -202,11 +207,11 @@ class Coordinator:
 
     def _handle(self, event: Input) -> None:
         try:
-            effects = self._world.handle(event, now_s=self._clock.now_s())
+            effects = self._door.handle(event, now_s=self._clock.now_s())
         except Exception as error:  # a bug of ours must end the job, not leave workers waiting
             logger.exception("the coordinator failed on %s", event)
             why = f"the coordinator failed: {error!r}"
-            effects = self._world.handle(StopAsked(why=why, exit_code=1), now_s=self._clock.now_s())
+            effects = self._door.handle(StopAsked(why=why, exit_code=1), now_s=self._clock.now_s())
         for effect in effects:
             self._apply(effect)
 

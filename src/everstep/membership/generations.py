@@ -42,20 +42,24 @@ class Generations:
         self._decide = decide
         self._meeting = meeting
 
+    def inherit(self, *, now_s: float) -> None:
+        """The generation was formed by another coordinator."""
+        self._progress.began_s = now_s
+
     # Steps within a generation.
 
     def step_done(self, worker: Worker, report: m.StepDone, now_s: float) -> None:
         self._progress.record(worker, report)
-        self._close_step_when_done(now_s)
+        self.close_step_when_done(now_s)
 
     def copied(self, worker: Worker, message: m.Copied, now_s: float) -> None:
         if message.generation != self._books.generation or worker.place is None:
             raise ProtocolBroken(f"it copied in {message.generation}", peer=str(worker))
         worker.finished_step = message.step
         worker.is_copying = False
-        self._close_step_when_done(now_s)
+        self.close_step_when_done(now_s)
 
-    def _close_step_when_done(self, now_s: float) -> None:
+    def close_step_when_done(self, now_s: float) -> None:
         """The step that everybody has gets its watermark, unless it must be taken again."""
         books = self._books
         members = books.members_here().values()
@@ -164,7 +168,9 @@ class Generations:
             books.boundary = decision.finished_step
         for place, worker in live.items():
             worker.move(Happening.RESUMED)
-            books.send(worker.uid, self._resume(place, decision, redo=redo, result=result))
+            owed = redo or worker.owed_redo
+            worker.owed_redo = None
+            books.send(worker.uid, self._resume(place, decision, redo=owed, result=result))
 
     def _give_up(self, decision: Hopeless) -> None:
         """A stage's state is gone. When all steps are done, some may have left with it in peace."""

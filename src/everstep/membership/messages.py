@@ -17,7 +17,7 @@ from everstep.core.errors import MessageInvalid
 from everstep.core.ids import WorkerId
 from everstep.schedule.actions import Action, Kind
 
-VERSION = 2
+VERSION = 3
 """Raised whenever a message changes: both ends of a connection must have the same."""
 
 SUBPROTOCOL = f"everstep.v{VERSION}"
@@ -85,6 +85,8 @@ class Member(_Value, frozen=True, kw_only=True):
     replica: int
     stage: int
     uid: str
+    number: int
+    pid: int
     data_address: str
 
 
@@ -201,14 +203,61 @@ class Heartbeat(_Message, frozen=True):
     pass
 
 
+class Rejoin(_Message, frozen=True, kw_only=True):
+    """Instead of Hello, to a coordinator in the place of one that went away: what this worker has
+    said and heard, in short."""
+
+    hello: Hello
+    replica: int
+    stage: int
+    job: JobFacts | None = None
+    """None until it was ready."""
+
+    generation: int = 0
+    """The newest it was told to train in; 0 for none yet."""
+
+    members: tuple[Member, ...] = ()
+    """Of that generation, itself included."""
+
+    redo: RollBack | None = None
+    """What it was told to take again when that generation began."""
+
+    watermark: int = -1
+    finished_step: int | None = None
+    report: StepDone | None = None
+    """Of the finished step, when it is known."""
+
+    is_copying: bool = False
+    """It was told to copy a peer's state, and has not yet done so."""
+
+    operations: int = 0
+    """Of its Halted."""
+
+    ending: str | None = None
+    """Why that generation cannot go on: a Halt or a Boundary that it has heard, or what it found
+    broken."""
+
+    is_halted: bool = False
+    has_finished: bool = False
+    replanned_from: int | None = None
+    """The step from which it runs another plan than that generation began with."""
+
+    is_measuring: bool = False
+    """It owes a Profile."""
+
+    profile: StageProfile | None = None
+    """The last it gave."""
+
+    @property
+    def uid(self) -> str:
+        return self.hello.uid
+
+    @property
+    def place(self) -> WorkerId:
+        return WorkerId(self.replica, self.stage)
+
+
 # From an agent.
-
-
-class AgentHello(_Message, frozen=True, kw_only=True):
-    uid: str
-    host: str
-    workers: int
-    """How many it offers to run."""
 
 
 class WorkerExited(_Message, frozen=True, kw_only=True):
@@ -219,7 +268,28 @@ class WorkerExited(_Message, frozen=True, kw_only=True):
     """As of `subprocess`: minus the signal's number when a signal ended it."""
 
 
-# From the coordinator.
+class AgentHello(_Message, frozen=True, kw_only=True):
+    uid: str
+    host: str
+    workers: int
+    """How many it offers to run."""
+
+    seats: tuple[Seat, ...] = ()
+    """All it was given by the coordinator that was here before; none for a new agent."""
+
+    running: tuple[int, ...] = ()
+    """The numbers among them that it runs, or is about to start."""
+
+    ended: tuple[WorkerExited, ...] = ()
+    """The workers it ran that have ended, whether the last coordinator heard of it or not."""
+
+    def empty_seats(self) -> list[int]:
+        return [seat.number for seat in self.seats if seat.number not in self.running]
+
+    def without(self, exited: WorkerExited) -> AgentHello:
+        """As it would be said after that worker ended."""
+        running = tuple(number for number in self.running if number != exited.number)
+        return msgspec.structs.replace(self, running=running, ended=(*self.ended, exited))
 
 
 class Welcome(_Message, frozen=True, kw_only=True):
@@ -312,6 +382,7 @@ FromWorker: TypeAlias = (
     | Failed
     | Finished
     | Heartbeat
+    | Rejoin
 )
 FromAgent: TypeAlias = AgentHello | WorkerExited | Heartbeat
 ToWorker: TypeAlias = Welcome | Resume | Replan | Watermark | Boundary | Halt | Stop

@@ -53,15 +53,16 @@ class Progress:
 
     def _tell(self, step: int, summary: StepSummary, now_s: float) -> None:
         books = self._books
-        books.emit(
-            "step",
-            step=step,
-            loss=summary.loss,
-            generation=books.generation,
-            seconds=now_s - self.began_s,
-            metrics=summary.metrics,
-            breakdown=summary.breakdown,
-        )
+        if step != books.told_step:
+            books.emit(
+                "step",
+                step=step,
+                loss=summary.loss,
+                generation=books.generation,
+                seconds=now_s - self.began_s,
+                metrics=summary.metrics,
+                breakdown=summary.breakdown,
+            )
         self.began_s = now_s
         books.num_fruitless = 0
         outage = books.outage

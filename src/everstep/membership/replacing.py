@@ -20,6 +20,8 @@ class Replacements:
         wait_s = self._books.settings.replace_after_s
         if wait_s is None or self._books.roster.agent_of(number) is None:
             return False
+        if any(respawn.number == number for respawn in self._due):
+            return True
         wait_s = respawn_wait_s(wait_s, num_failed=self._num_failed[number])
         self._due.append(Respawn(number, now_s + wait_s))
         return True

@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 
 from everstep.core.errors import ConfigError
 from everstep.core.ids import WorkerId
-from everstep.membership.messages import Hello, JobFacts, Member, Seat, StageProfile
+from everstep.membership.messages import (
+    Hello,
+    JobFacts,
+    Member,
+    RollBack,
+    Seat,
+    StageProfile,
+)
 from everstep.membership.states import GONE_STATES, Happening, State, after
 
 
@@ -57,6 +64,8 @@ class Worker:
     """Its state is about to be replaced by a peer's: `finished_step` is that of the old one."""
 
     operations: int = 0
+    owed_redo: RollBack | None = None
+    """Decided by the last coordinator, done by others and not yet by this one."""
 
     @property
     def uid(self) -> str:
@@ -141,6 +150,8 @@ class Roster:
                 replica=place.replica,
                 stage=place.stage,
                 uid=worker.uid,
+                number=worker.hello.number,
+                pid=worker.hello.pid,
                 data_address=worker.hello.data_address,
             )
             for place, worker in self.placed().items()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from everstep.membership.messages import FromAgent, FromWorker, ToAgent, ToWorker
+from everstep.membership.takeover import Stock
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,14 @@ class StopAsked:
     exit_code: int
 
 
-Input: TypeAlias = Received | Disconnected | Tick | StopAsked
+@dataclass(frozen=True, slots=True)
+class TakenOver:
+    """There was a coordinator before this one. Comes at most once, before any generation."""
+
+    stock: Stock
+
+
+Input: TypeAlias = Received | Disconnected | Tick | StopAsked | TakenOver
 
 
 @dataclass(frozen=True, slots=True)

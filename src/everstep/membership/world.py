@@ -6,6 +6,7 @@ input is for; all parts share one set of books:
     attendance.py    who comes and who goes
     generations.py   how a generation ends and the next begins
     progress.py      steps, and how long things take
+    inheritance.py   what another coordinator left behind
     books.py         all that is known, and what is to be said
 
 Why nobody is ever more than one step ahead: W of step t+1 waits for Watermark(t), and Watermark(t)
@@ -20,6 +21,7 @@ from everstep.membership import messages as m
 from everstep.membership.attendance import Attendance
 from everstep.membership.books import Books, WorldSettings
 from everstep.membership.generations import Generations
+from everstep.membership.inheritance import Inheritance
 from everstep.membership.ledger import StepLedger
 from everstep.membership.planbook import PlanBook
 from everstep.membership.planning import Planner
@@ -33,6 +35,7 @@ from everstep.membership.traffic import (
     Outcome,
     Received,
     StopAsked,
+    TakenOver,
     Tick,
 )
 
@@ -53,6 +56,7 @@ class World:
         self._progress = Progress(self._books)
         self._generations = Generations(self._books, self._progress, decide=decide, meeting=meeting)
         self._attendance = Attendance(self._books, self._generations)
+        self._inheritance = Inheritance(self._books, self._attendance, self._generations)
 
     @property
     def shape(self) -> Shape:
@@ -99,24 +103,27 @@ class World:
 
     def _turn_away(self, event: Input, outcome: Outcome) -> None:
         """Latecomers are told that there is nothing left to join."""
-        if isinstance(event, Received) and isinstance(event.message, m.Hello | m.AgentHello):
+        greetings = m.Hello | m.Rejoin | m.AgentHello
+        if isinstance(event, Received) and isinstance(event.message, greetings):
             self._books.send(event.uid, m.Stop(outcome.why, outcome.exit_code))
 
     def _dispatch(self, event: Input, now_s: float) -> None:
         attendance = self._attendance
         match event:
             case Received(uid, m.AgentHello() as message):
-                attendance.agent_hello(uid, message)
+                attendance.agent_hello(uid, message, now_s)
             case Received(_, m.WorkerExited() as message):
                 attendance.worker_exited(message, now_s)
-            case Received(uid, m.Hello() as message):
-                attendance.hello(uid, message, now_s)
+            case Received(uid, m.Hello() | m.Rejoin() as message):
+                attendance.greeted(uid, message, now_s)
             case Received(uid, message):
                 self._from_worker(uid, message, now_s)
             case Disconnected(uid):
                 attendance.disconnected(uid, now_s)
             case Tick():
                 attendance.tick(now_s)
+            case TakenOver(stock):
+                self._inheritance.accept(stock, now_s)
             case StopAsked(why=why, exit_code=exit_code):
                 self._books.emit("stopped", why=why)
                 self._books.end(Outcome(exit_code=exit_code, why=why))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from everstep.core.events import EventLog
 from everstep.membership.access import Bind
@@ -12,6 +14,7 @@ from everstep.membership.coordinator import Coordinator
 from everstep.membership.messages import Meeting
 from everstep.membership.planning import PlanRequest
 from everstep.membership.roster import Shape
+from everstep.membership.takeover import Told
 from everstep.membership.world import World, WorldSettings
 from everstep.recovery.decide import decide_recovery
 from everstep.schedule.durations import Durations, StageDurations
@@ -22,12 +25,22 @@ from everstep.schedule.problem import Problem
 PLAN_EFFORT = Effort(improve_s=0.05)
 """Little: at failure time everybody waits for the plan."""
 
+TAIL_BYTES = 64 << 20
+"""Of the events file, where the last step is looked for: beyond what one generation of 4,096
+workers writes."""
+
 
 @contextmanager
 def coordinator_of(
-    shape: Shape, *, bind: Bind, events: EventLog, settings: WorldSettings | None = None
+    shape: Shape,
+    *,
+    bind: Bind,
+    events: EventLog,
+    settings: WorldSettings | None = None,
+    told: Told | None = None,
 ) -> Iterator[Coordinator]:
-    """Listens, with the store beside it; the caller serves it."""
+    """Listens, with the store beside it; the caller serves it. `told` is what the events file says
+    already, should this coordinator take the place of another."""
     # Loads torch, which the planner's commands must not.
     from everstep.comm.store import start_store
 
@@ -36,7 +49,35 @@ def coordinator_of(
             host=store.address.host, port=store.address.port, token=secrets.token_hex(16)
         )
         world = World(shape, settings, planner=plan_for, decide=decide_recovery, meeting=meeting)
-        yield Coordinator(world, events=events, bind=bind)
+        yield Coordinator(world, events=events, bind=bind, told=told)
+
+
+def read_told(path: Path) -> Told:
+    """What the last coordinator that wrote there has told of a job that it did not end."""
+    if not path.exists():
+        return Told()
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+        lines = file.read().splitlines()
+    has_finished = False
+    for line in reversed(lines):
+        match _event(line):
+            case {"event": "failed" | "stopped"}:
+                return Told()
+            case {"event": "finished"}:
+                has_finished = True
+            case {"event": "step", "step": int(step)}:
+                return Told(last_step=step, has_finished=has_finished)
+            case _:
+                pass
+    return Told(has_finished=has_finished)
+
+
+def _event(line: bytes) -> object:
+    try:
+        return json.loads(line)
+    except ValueError:  # cut off, by the limit or by the writer's death
+        return None
 
 
 def plan_for(request: PlanRequest) -> Plan:

@@ -23,6 +23,7 @@ from everstep.core.errors import (
     PeerLost,
     PeerRefused,
     PeerSilent,
+    StoreUnreachable,
 )
 from everstep.core.ids import WorkerId
 from everstep.core.points import Point, passing
@@ -53,7 +54,7 @@ HALT_WITHIN_S = 60.0
 
 LEAVE_WITHIN_S = 10.0
 
-INTERRUPTIONS = (GenerationEnded, PeerLost, PeerSilent, PeerRefused)
+INTERRUPTIONS = (GenerationEnded, PeerLost, PeerSilent, PeerRefused, StoreUnreachable)
 
 Result = TypeVar("Result")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -16,8 +17,21 @@ from everstep.membership.link import Link
 class BrokenLink:
     address = "127.0.0.1:1"
 
-    def start(self, *, on_message: Callable[[Any], None], on_closed: Callable[[str], None]) -> None:
+    def __init__(self) -> None:
+        self.speaking = threading.RLock()
+
+    def start(
+        self,
+        *,
+        greet: Callable[[], Any],
+        on_message: Callable[[Any], None],
+        on_closed: Callable[[str], None],
+    ) -> None:
+        del greet
         self.on_message, self.on_closed = on_message, on_closed
+
+    def expect_end(self) -> None:
+        """A Stop was heard."""
 
     def send(self, message: m.Message) -> None:
         del message
@@ -31,7 +45,8 @@ def link() -> BrokenLink:
 
 @pytest.fixture
 def client(link: BrokenLink) -> Client:
-    return Client(cast(Link[m.ToWorker], link))
+    hello = m.Hello(uid="a", number=0, pid=1, host="h", data_address="h:1")
+    return Client(cast(Link[m.ToWorker], link), hello=hello)
 
 
 def test_a_message_that_cannot_leave_raises_why_the_connection_broke(client: Client) -> None:

@@ -15,8 +15,25 @@ from everstep.membership.planning import PlanRequest
 from everstep.schedule.actions import Kind
 from fake_planner import one_f_one_b
 
+MEMBER = m.Member(replica=0, stage=0, uid="u", number=3, pid=7, data_address="h:1")
+HELLO = m.Hello(uid="u", number=3, pid=7, host="h", data_address="h:1")
+
 EXAMPLES_TO_COORDINATOR = [
-    m.Hello(uid="u", number=3, pid=7, host="h", data_address="h:1"),
+    HELLO,
+    m.Rejoin(hello=HELLO, replica=0, stage=0),
+    m.Rejoin(
+        hello=HELLO,
+        replica=0,
+        stage=0,
+        job=job_facts(),
+        generation=2,
+        members=(MEMBER,),
+        redo=m.RollBack(4, 0.5),
+        watermark=4,
+        finished_step=5,
+        report=m.StepDone(generation=2, step=5, seconds=0.1, metrics={"a": 1.0}),
+        ending="why",
+    ),
     m.Ready(job_facts(clip_norm=0.5)),
     m.StepDone(generation=1, step=2, seconds=0.1, loss=3.0, metrics={"a": 1.0}),
     m.Halted(4, -1),
@@ -36,7 +53,7 @@ EXAMPLES_TO_WORKER = [
         step=5,
         watermark=4,
         actions=((Kind.FORWARD, 0, 1, None, 2),),
-        members=(m.Member(replica=0, stage=0, uid="u", data_address="h:1"),),
+        members=(MEMBER,),
         meeting=MEETING,
         redo=m.RollBack(4, 0.5),
     ),
@@ -63,6 +80,15 @@ EXAMPLES_TO_WORKER = [
 @pytest.mark.parametrize("message", EXAMPLES_TO_COORDINATOR, ids=lambda msg: type(msg).__name__)
 def test_what_workers_say_comes_back_equal(message: m.FromWorker) -> None:
     assert m.from_worker.decode(m.encode(message)) == message
+
+
+def test_what_agents_say_comes_back_equal() -> None:
+    exited = m.WorkerExited(uid="u", number=3, pid=7, code=-9)
+    hello = m.AgentHello(
+        uid="a", host="h", workers=2, seats=(m.Seat(3, "0:3"),), running=(3,), ended=(exited,)
+    )
+    for message in (hello, exited):
+        assert m.from_agent.decode(m.encode(message)) == message
 
 
 @pytest.mark.parametrize("message", EXAMPLES_TO_WORKER, ids=lambda msg: type(msg).__name__)
@@ -112,7 +138,14 @@ def test_actions_keep_their_order_and_peers_on_the_wire() -> None:
 def test_a_resume_for_a_large_job_is_small() -> None:
     plan = one_f_one_b(PlanRequest(replicas=1, stages=8, microbatches=64))
     members = [
-        m.Member(replica=r, stage=s, uid="agent-0123456789ab-12", data_address="10.0.0.1:12345")
+        m.Member(
+            replica=r,
+            stage=s,
+            uid="agent-0123456789ab-12-abcdef",
+            number=r * 8 + s,
+            pid=4_194_304,
+            data_address="10.0.0.1:12345",
+        )
         for r in range(512)
         for s in range(8)
     ]
