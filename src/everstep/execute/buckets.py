@@ -8,8 +8,9 @@ which parameters got a gradient at all; it is summed along with the gradients, s
 reduction every worker knows the parameters that no micro-batch used. Plain PyTorch leaves those
 with `grad is None` and its optimizers do not touch them (no weight decay, no momentum); so do we.
 
-Does not know groups or optimizers. The life of a step:
-zero() - gradients accumulate, mark_used() - seal() a bucket, reduce it - drop_unused() - optimizer.
+A step's first gradient of a parameter is copied to its place and later ones are added, so nothing
+is filled with zeros first. Does not know groups or optimizers. The life of a step:
+begin() - accumulated() or add() - seal() a bucket, reduce it - drop_unused() - optimizer.
 """
 
 from __future__ import annotations
@@ -51,6 +52,11 @@ class GradientBuckets:
         self._bucket_of = {
             param: number for number, bucket in enumerate(self.buckets) for param in bucket.params
         }
+        self._views = {
+            param: view
+            for bucket in self.buckets
+            for param, view in zip(bucket.params, bucket.views, strict=True)
+        }
         self._used: set[Parameter] = set()
         self.reattach()
 
@@ -69,30 +75,49 @@ class GradientBuckets:
 
     def reattach(self) -> None:
         """Makes each `param.grad` its view again, whatever was put there meanwhile."""
-        for bucket in self.buckets:
-            for param, view in zip(bucket.params, bucket.views, strict=True):
-                if param.grad is not view:
-                    param.grad = view
+        for param, view in self._views.items():
+            if param.grad is not view:
+                param.grad = view
 
-    def zero(self) -> None:
-        """Starts a step: all gradients are zero, attached, and no parameter is used yet."""
-        for bucket in self.buckets:
-            bucket.buffer.zero_()
+    def begin(self) -> None:
+        """Starts a step: no parameter is used yet, none has a gradient."""
         self._used.clear()
-        self.reattach()
+        for param in self._views:
+            param.grad = None
 
-    def mark_used(self, param: Parameter) -> None:
-        """A gradient was added to `param.grad`."""
+    def accumulated(self, param: Parameter) -> None:
+        """Autograd has left a first gradient in `param.grad`, or added to the one there."""
+        gradient = param.grad
+        assert gradient is not None
+        # Sparse ones are added out of place.
+        if gradient is not self._views[param]:
+            self._put(param, gradient)
+
+    def add(self, param: Parameter, gradient: Tensor) -> None:
+        if param in self._used:
+            self._views[param].add_(gradient)
+        else:
+            self._put(param, gradient)
+
+    def _put(self, param: Parameter, gradient: Tensor) -> None:
+        view = self._views[param]
+        view.copy_(gradient.to_dense())
+        param.grad = view
         self._used.add(param)
 
     def seal(self, number: int) -> None:
-        """Writes the tail of one bucket. To be called before the bucket is reduced."""
+        """Completes one bucket, with zeros for parameters that were not used. To be called before
+        the bucket is reduced."""
         bucket = self.buckets[number]
+        for param, view in zip(bucket.params, bucket.views, strict=True):
+            if param not in self._used:
+                view.zero_()
+                param.grad = view
         flags = [float(param in self._used) for param in bucket.params]
         bucket.used.copy_(torch.tensor(flags))
 
     def drop_unused(self) -> None:
-        """Gives parameters that no micro-batch of any worker used `grad = None`, until `zero`."""
+        """Gives parameters that no micro-batch of any worker used `grad = None`, until `begin`."""
         for bucket in self.buckets:
             # Reading the tail waits for the device: only where something may be unused.
             if self._used.issuperset(bucket.params):

@@ -6,7 +6,7 @@ is alive: when the generation ends, whatever it waits for raises, and the caller
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
@@ -22,7 +22,7 @@ from everstep.execute import timing
 from everstep.execute.boundary import flatten
 from everstep.execute.data import Fetcher, Microbatch
 from everstep.execute.links import DIRECTIONS, Links
-from everstep.execute.reduction import Reduction, sum_over
+from everstep.execute.reduction import Reduction, Sum
 from everstep.execute.stage import Stage
 from everstep.execute.timing import StepTimes
 from everstep.execute.update import Update
@@ -30,6 +30,10 @@ from everstep.schedule.actions import Action, Kind
 
 RECEIVE_WITHIN_S = 600.0
 """The coordinator notices a stuck step long before; this is the last resort."""
+
+
+Results = tuple[float | None, dict[str, float]]
+"""A loss and metrics by name."""
 
 
 class Pace(Protocol):
@@ -107,8 +111,9 @@ class Executor:
                     with times.measure(timing.WEIGHT_GRADIENT):
                         self._stage.backward_weight(mb, on_ready=on_ready)
         with times.measure(timing.REDUCTION):
+            finish_results = self._begin_results(step)
             reduction.finish()
-            loss, metrics = self._results(step)
+            loss, metrics = finish_results()
         with times.measure(timing.OPTIMIZER):
             norm_squared = self._step_optimizer(step)
         return StepReport(
@@ -174,21 +179,26 @@ class Executor:
         """The gradients of the last step are kept until nobody can ask to undo it any more."""
         with times.measure(timing.WATERMARK):
             self._pace.wait_watermark(step - 1)
-        self._stage.buckets.zero()
+        self._stage.buckets.begin()
 
-    def _results(self, step: int) -> tuple[float | None, dict[str, float]]:
-        """The loss and metrics of the whole batch, on every worker of the last stage."""
+    def _begin_results(self, step: int) -> Callable[[], Results]:
+        """The loss and metrics of the whole batch, on every worker of the last stage. They are
+        summed while the gradients still are."""
         results = self._stage.take_results(step)
         if not self._stage.is_last:
-            return None, {}
+            return lambda: (None, {})
         # In the order of micro-batches, not of running: a sum of floats depends on it.
         ordered = [results[mb] for mb in sorted(results)]
         names = list(ordered[0].metrics)
         numbers = [sum(result.loss for result in ordered)]
         numbers += [sum(result.metrics[name] for result in ordered) for name in names]
-        totals = sum_over(self._links.stage, numbers, device=self._stage.device)
-        loss, *metrics = (total / self._num_microbatches for total in totals)
-        return loss, dict(zip(names, metrics, strict=True))
+        totals = Sum(self._links.stage, numbers, device=self._stage.device)
+
+        def finish() -> Results:
+            loss, *metrics = (total / self._num_microbatches for total in totals.finish())
+            return loss, dict(zip(names, metrics, strict=True))
+
+        return finish
 
     def _step_optimizer(self, step: int) -> float | None:
         clipping = self._clipping

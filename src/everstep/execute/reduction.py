@@ -50,9 +50,18 @@ class Reduction:
         self._buckets.drop_unused()
 
 
-def sum_over(group: Group, numbers: Sequence[float], *, device: torch.device) -> list[float]:
+class Sum:
     """Adds up a few numbers over a group; every member gets the same bits."""
-    # NCCL reduces on the device only.
-    total: Tensor = torch.tensor(numbers, dtype=torch.float64, device=device)
-    group.all_reduce(total).wait(REDUCE_WITHIN_S)
-    return [float(value) for value in total.tolist()]
+
+    def __init__(self, group: Group, numbers: Sequence[float], *, device: torch.device) -> None:
+        # NCCL reduces on the device only.
+        self._total: Tensor = torch.tensor(numbers, dtype=torch.float64, device=device)
+        self._work = group.all_reduce(self._total)
+
+    def finish(self) -> list[float]:
+        self._work.wait(REDUCE_WITHIN_S)
+        return [float(value) for value in self._total.tolist()]
+
+
+def sum_over(group: Group, numbers: Sequence[float], *, device: torch.device) -> list[float]:
+    return Sum(group, numbers, device=device).finish()

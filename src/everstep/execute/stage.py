@@ -103,7 +103,7 @@ class Stage:
         self._held: dict[Microbatch, _Held] = {}
         self._results: dict[Microbatch, tuple[Tensor, dict[str, Any]]] = {}
         self._boundary: list[tuple[torch.Size, torch.dtype]] | None = None
-        self._on_accumulated: OnReady = self.buckets.mark_used
+        self._on_accumulated: OnReady = self.buckets.accumulated
         for param in self.buckets.params:
             param.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
 
@@ -170,8 +170,7 @@ class Stage:
                 self._run_all(held)
                 return
             for param, gradient in held.deferred.run():
-                assert param.grad is not None
-                param.grad += gradient
+                self.buckets.add(param, gradient)
                 self._accumulated(param)
 
     def backward_fused(
@@ -258,14 +257,14 @@ class Stage:
 
     @contextmanager
     def _reporting(self, on_ready: OnReady | None) -> Iterator[None]:
-        """While W runs: marks the parameters used, and reports them, the unused ones at the end."""
+        """While W runs: parameters are reported as they get their gradients, unused ones last."""
         if on_ready is None:
             yield
             return
         reported: set[Parameter] = set()
 
         def report(param: Parameter) -> None:
-            self.buckets.mark_used(param)
+            self.buckets.accumulated(param)
             reported.add(param)
             on_ready(param)
 
@@ -273,7 +272,7 @@ class Stage:
         try:
             yield
         finally:
-            self._on_accumulated = self.buckets.mark_used
+            self._on_accumulated = self.buckets.accumulated
         for param in self.buckets.params:
             if param not in reported:
                 on_ready(param)

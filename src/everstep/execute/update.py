@@ -68,6 +68,7 @@ class Update:
 
     def follow(self) -> None:
         """Takes the step that a peer took, with the peer's gradients in the buckets."""
+        self._buckets.reattach()
         self._buckets.drop_unused()
         self.step()
 

@@ -30,14 +30,37 @@ def test_each_dtype_has_its_own_buckets_and_frozen_parameters_have_none() -> Non
 def test_gradients_accumulate_inside_the_buffer() -> None:
     layer = nn.Linear(3, 2)
     buckets = GradientBuckets(layer.parameters())
+    for _ in range(2):  # the gradients of one step are not those of the next
+        buckets.begin()
+        for _ in range(2):
+            layer(torch.ones(1, 3)).sum().backward()
+            for param in buckets.params:
+                buckets.accumulated(param)
+        assert buckets.buckets[0].gradients.tolist() == [2.0] * 8
+
+
+def test_given_gradients_are_added_like_those_of_autograd() -> None:
+    (a,) = params(3)
+    buckets = GradientBuckets([a])
     for _ in range(2):
-        layer(torch.ones(1, 3)).sum().backward()
-    assert buckets.buckets[0].gradients.tolist() == [2.0] * 8
-    buckets.zero()
-    assert not buckets.buffers[0].any()
-    assert layer.weight.grad is not None
-    layer.weight.grad += 1
-    assert buckets.buckets[0].gradients.sum() == 6
+        buckets.begin()
+        buckets.add(a, torch.ones(3))
+        buckets.add(a, torch.ones(3))
+        assert buckets.buckets[0].gradients.tolist() == [2.0] * 3
+
+
+def test_sparse_gradients_take_their_place_in_the_buffer() -> None:
+    """Autograd adds a sparse gradient to a dense one out of place, so `param.grad` was no longer
+    the view and the bucket was reduced without it: the embedding was silently not trained.
+    """
+    table = nn.Embedding(4, 2, sparse=True)
+    buckets = GradientBuckets(table.parameters())
+    buckets.begin()
+    for index in (1, 3):
+        table(torch.tensor([index])).sum().backward()
+        for param in buckets.params:
+            buckets.accumulated(param)
+    assert buckets.buckets[0].gradients.tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
 
 
 def test_reattach_makes_the_gradient_a_view_again() -> None:
@@ -54,23 +77,23 @@ def test_a_parameter_no_microbatch_used_is_not_moved_by_weight_decay() -> None:
     used, unused = params(2, 2)
     buckets = GradientBuckets([used, unused])
     optimizer = torch.optim.AdamW([used, unused], lr=0.1, weight_decay=0.5)
-    buckets.zero()
-    buckets.mark_used(used)
+    buckets.buffers[0].fill_(7.0)  # of the step before
+    buckets.begin()
+    buckets.add(used, torch.ones(2))
     buckets.seal(0)
+    assert buckets.buckets[0].gradients.tolist() == [0.0, 0.0, 1.0, 1.0]
     buckets.drop_unused()
     optimizer.step()
     assert unused.tolist() == [1.0, 1.0]
     assert used.tolist() != [1.0, 1.0]
-    buckets.zero()
-    assert unused.grad is not None
 
 
 def test_a_parameter_another_worker_used_keeps_its_gradient() -> None:
     mine, theirs = params(2, 2), params(2, 2)
     workers = [GradientBuckets(mine), GradientBuckets(theirs)]
-    workers[0].mark_used(mine[0])
-    workers[1].mark_used(theirs[0])
-    workers[1].mark_used(theirs[1])
+    workers[0].add(mine[0], torch.ones(2))
+    workers[1].add(theirs[0], torch.ones(2))
+    workers[1].add(theirs[1], torch.ones(2))
     for buckets in workers:
         buckets.seal(0)
     total = workers[0].buffers[0] + workers[1].buffers[0]

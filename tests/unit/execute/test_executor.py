@@ -225,7 +225,7 @@ def test_reductions_start_in_bucket_order_whatever_order_parameters_are_ready_in
     in_order = [buffer.data_ptr() for buffer in buckets.buffers]
     assert len(in_order) > 3
     for seed in range(20):
-        buckets.zero()
+        buckets.begin()
         group = RecordingGroup()
         reduction = Reduction(buckets, group, step=0)
         ready = random.Random(seed).sample(params, len(params))

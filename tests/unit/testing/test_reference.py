@@ -158,7 +158,7 @@ def train_with_stages(
         for mb in mbs:
             run_forward(stages, mb, *fetch(Images(), slicing.samples(mb)))
         for stage in stages:
-            stage.buckets.zero()
+            stage.buckets.begin()
         for mb in mbs:
             gradients: list[Tensor | None] = []
             for stage in reversed(stages):
