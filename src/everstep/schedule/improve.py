@@ -1,14 +1,16 @@
-"""The improver: a better timetable within a time budget, for when memory is tight.
+"""The improver: a better timetable within a time budget, for when memory is tight or losses many.
 
-First a handful of rules for how far F may run ahead of B on each stage; one of them reaches the
-bound in most cases. Then a local search over priorities and routes. Never returns a worse timetable
-than it was given, and stops as soon as the bound is reached.
+First a handful of rules for how far F may run ahead of B on each stage, and for whose micro-batches
+an adopter takes first; one of them reaches the bound, or nearly, in most cases. Then a local search
+over priorities and routes. Never returns a worse timetable than it was given, and stops as soon as
+the bound is reached.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain, product
 
 from everstep.core.clock import Clock
 from everstep.schedule.greedy import B_FIRST, F_FIRST, Priorities, list_schedule, priorities
@@ -23,33 +25,51 @@ def improve(
     target: int,
     budget_s: float,
     clock: Clock,
+    other_routes: Routes | None = None,
     seed: int = 0,
 ) -> Timetable:
     """Searches until a period of `target` ticks is found or the budget is spent."""
     deadline_s = clock.now_s() + budget_s
     search = _Search(work, given, random.Random(seed))
-    for leads in _rules(work.stages):
+    routes = [given.routes] if other_routes is None else [given.routes, other_routes]
+    for offer in chain(_rules_for_losses(work, routes), _rules_for_memory(work, given.routes)):
         if search.best.period <= target or clock.now_s() >= deadline_s:
             return search.table
-        search.offer(given.routes, priorities(work, leads=leads))
+        search.offer(*offer)
     while search.best.period > target and clock.now_s() < deadline_s:
         search.step()
     return search.table
 
 
-def _rules(num_stages: int) -> Iterator[list[float]]:
-    """Leads to try, per stage.
+def _rules_for_losses(
+    work: Workload, routes: Iterable[Routes]
+) -> Iterator[tuple[Routes, Priorities]]:
+    """When there are few micro-batches and many losses, a delay on one stage adds to that on the
+    next. Which of an adopter's micro-batches can best wait differs from case to case."""
+    if all(live == work.replicas for live in work.num_live):
+        return
+    leads = [
+        [B_FIRST] * work.stages,
+        [1.0] * work.stages,
+        [0.5 * (work.stages - stage) for stage in range(work.stages)],
+    ]
+    for yielding, way, lead in product((0.0, -1.0, 0.5, -0.5, 1.0), routes, leads):
+        yield way, priorities(work, leads=lead, routes=way, yielding=yielding)
 
-    When memory is tight the early stages, whose micro-batches take longest to come back, must not
-    let a B delay their next F. When losses make a stage the bottleneck, its last F must not wait
-    for all the Bs before it, nor its first B for all the Fs.
+
+def _rules_for_memory(work: Workload, routes: Routes) -> Iterator[tuple[Routes, Priorities]]:
+    """When memory is tight the early stages, whose micro-batches take longest to come back, must
+    not let a B delay their next F. When losses make a stage the bottleneck, its last F must not
+    wait for all the Bs before it, nor its first B for all the Fs.
     """
-    for num_early in range(num_stages + 1):
-        yield [F_FIRST] * num_early + [B_FIRST] * (num_stages - num_early)
-    for lead in (0.0, 1.0, 2.0, 4.0):
-        yield [lead] * num_stages
-    for slope in (0.5, 0.75, 1.0):
-        yield [slope * (num_stages - stage) for stage in range(num_stages)]
+    stages = work.stages
+    leads = [
+        [F_FIRST] * num_early + [B_FIRST] * (stages - num_early) for num_early in range(stages + 1)
+    ]
+    leads += [[lead] * stages for lead in (0.0, 1.0, 2.0, 4.0)]
+    leads += [[slope * (stages - stage) for stage in range(stages)] for slope in (0.5, 0.75, 1.0)]
+    for lead in leads:
+        yield routes, priorities(work, leads=lead)
 
 
 class _Search:

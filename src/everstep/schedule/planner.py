@@ -68,7 +68,13 @@ def _search(
     ):
         return table
     return improve(
-        work, table, target=bound, budget_s=effort.improve_s, clock=clock, seed=effort.seed
+        work,
+        table,
+        target=bound,
+        budget_s=effort.improve_s,
+        clock=clock,
+        other_routes=route(problem, is_last_first=False),
+        seed=effort.seed,
     )
 
 
