@@ -21,6 +21,8 @@ from everstep.schedule.planner import Effort, plan
 from everstep.schedule.problem import Problem, Variant
 
 AS_THE_COMMAND = Effort(improve_s=1.0)
+LONGER = Effort(improve_s=20.0)
+"""For shapes that are far from the bound after that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +147,8 @@ def hard_shape(rng: random.Random) -> tuple[tuple[int, int, int], int]:
 def sweep(
     num_shapes: int, draw: Callable[[random.Random], tuple[tuple[int, int, int], int]]
 ) -> Iterable[str]:
-    """Random shapes, planned as the command does; yields those that are far from the bound."""
+    """Random shapes, planned as the command does, then with more time; yields those that are still
+    far from the bound."""
     rng = random.Random(7)
     num_planned = 0
     while num_planned < num_shapes:
@@ -156,6 +159,8 @@ def sweep(
         except NotPlannable:
             continue
         made = plan(question, AS_THE_COMMAND)
+        if not is_near(made):
+            made = plan(question, LONGER)
         num_planned += 1
         if sys.stderr.isatty():
             print(f"\rsweep {num_planned}/{num_shapes}", end="", file=sys.stderr, flush=True)

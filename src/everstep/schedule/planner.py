@@ -73,7 +73,7 @@ def _search(
         target=bound,
         budget_s=effort.improve_s,
         clock=clock,
-        other_routes=route(problem, is_last_first=False),
+        draw_routes=(lambda rng: route(problem, rng=rng)) if len(problem.lost) > 1 else None,
         seed=effort.seed,
     )
 

@@ -9,6 +9,7 @@ late, all stages before and after it do late.
 from __future__ import annotations
 
 import heapq
+import random
 
 from everstep.schedule.problem import Problem
 
@@ -16,20 +17,25 @@ Routes = list[list[int]]
 """`routes[stage][job]` is the replica of the worker that runs the job; job = replica * M + m."""
 
 
-def route(problem: Problem, *, is_last_first: bool = True) -> Routes:
-    """Stages choose one after the other; `is_last_first` says from which end. The last stage has
-    the least time to spare, so it may choose first; with many losses the other way is at times
-    better."""
+def route(problem: Problem, *, rng: random.Random | None = None) -> Routes:
+    """Stages choose one after the other, the last first: it has the least time to spare.
+
+    Args:
+        rng: draws other routes that are balanced as well: another order of stages, other turns.
+    """
     burden = [0] * problem.replicas
     for worker in problem.lost:
         burden[worker.replica] += problem.microbatches
-    stages = range(problem.stages)
-    order = reversed(stages) if is_last_first else stages
-    rows = {stage: _route_stage(problem, stage, burden) for stage in order}
-    return [rows[stage] for stage in stages]
+    order = list(reversed(range(problem.stages)))
+    if rng is not None:
+        order = rng.choice((order, order[::-1], rng.sample(order, len(order))))
+    rows = {stage: _route_stage(problem, stage, burden, rng) for stage in order}
+    return [rows[stage] for stage in range(problem.stages)]
 
 
-def _route_stage(problem: Problem, stage: int, burden: list[int]) -> list[int]:
+def _route_stage(
+    problem: Problem, stage: int, burden: list[int], rng: random.Random | None = None
+) -> list[int]:
     """Adds to `burden`, per replica, what is adopted. With 3 replicas x 6 micro-batches and worker
     1 of the stage lost:
 
@@ -41,7 +47,10 @@ def _route_stage(problem: Problem, stage: int, burden: list[int]) -> list[int]:
     lost = [r for r in range(problem.replicas) if r not in live]
     runs_on = [job // num_microbatches for job in range(problem.replicas * num_microbatches)]
     # Replicas that are burdened alike take turns.
-    load = [(0, burden[replica], (replica + stage) % problem.replicas, replica) for replica in live]
+    turns = [(replica + stage) % problem.replicas for replica in range(problem.replicas)]
+    if rng is not None:
+        rng.shuffle(turns)
+    load = [(0, burden[replica], turns[replica], replica) for replica in live]
     heapq.heapify(load)
     # Micro-batch by micro-batch, not replica by replica: what arrives together is spread.
     for microbatch in range(num_microbatches):
