@@ -86,7 +86,7 @@ def place(prices: Prices, *, at_most: int | None = None) -> tuple[int, ...]:
         return marks
     if at_most <= 0:
         return ()
-    return _capped(segments, marks, at_most, highest=expected_price(prices, ()))
+    return _capped(segments, marks, at_most, guess=charge_for(prices, at_most=at_most))
 
 
 def expected_price(prices: Prices, marks: Sequence[int]) -> float:
@@ -163,22 +163,22 @@ def _sums(rows: Floats) -> Floats:
 
 
 def _capped(
-    segments: _Segments, many: tuple[int, ...], at_most: int, *, highest: float
+    segments: _Segments, many: tuple[int, ...], at_most: int, *, guess: float
 ) -> tuple[int, ...]:
     """Raises the charge until the number fits; joins the two ways nearest to it on a tie."""
-    low, high = 0.0, highest
+    low, high = 0.0, max(guess, 1e-12 * float(segments.lost[-1]))
     few = segments.cheapest(charge=high)
-    for _ in range(60):
-        if len(few) == at_most:
-            return few
-        middle = (low + high) / 2
+    while len(few) > at_most:
+        low, high, many = high, 2 * high, few
+        few = segments.cheapest(charge=high)
+    while len(few) < at_most and high - low > 1e-13 * high:
+        # The guess is near, so from there downwards rather than by halves from nothing.
+        middle = (low + high) / 2 if low > 0 else 0.8 * high
         marks = segments.cheapest(charge=middle)
         if len(marks) <= at_most:
             high, few = middle, marks
         else:
             low, many = middle, marks
-        if high - low <= 1e-13 * high:
-            break
     return few if len(few) == at_most else _joined(few, many, at_most)
 
 
