@@ -41,6 +41,7 @@ class Save:
     """One save, from the trainer's call to its end."""
 
     step: int
+    part: Part
     copy: Copy
     plain: JSON
     about: dict[str, JSON]
@@ -61,7 +62,6 @@ class Delivery:
     def __init__(
         self,
         arena: Arena,
-        part: Part,
         opening: Open,
         *,
         wave_timeout_s: float,
@@ -69,7 +69,6 @@ class Delivery:
     ) -> None:
         """`ended` is called once per save, before `wait_ended` sees it as ended."""
         self._arena = arena
-        self._part = part
         self._opening = opening
         self._wave_timeout_s = wave_timeout_s
         self._ended = ended
@@ -113,7 +112,7 @@ class Delivery:
         )
         try:
             if span.at == 0:
-                writer.send(_begin(save, self._part))
+                writer.send(_begin(save))
             writer.attach(slot)
             writer.send(wave)
         except OSError as error:
@@ -219,8 +218,8 @@ class Delivery:
                 self._changed.notify_all()
 
 
-def _begin(save: Save, part: Part) -> Begin:
-    image = save.copy.image
+def _begin(save: Save) -> Begin:
+    image, part = save.copy.image, save.part
     return Begin(
         job=save.copy.number,
         step=save.step,

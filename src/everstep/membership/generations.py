@@ -12,13 +12,14 @@ How a generation ends:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from everstep.core.errors import ProtocolBroken
 from everstep.core.ids import WorkerId
 from everstep.membership import messages as m
 from everstep.membership.books import Books
 from everstep.membership.progress import Progress
-from everstep.membership.recovering import Decide, Hopeless, Recovery
+from everstep.membership.recovering import Decide, Hopeless, Recovery, Rung
 from everstep.membership.regrouping import (
     Halting,
     copies_on_the_wire,
@@ -162,14 +163,19 @@ class Generations:
             # New workers come in at a boundary only: the scripts of those who were interrupted may
             # be in the middle of something that a new one's will not take part in.
             live = {p: w for p, w in waiting.items() if w.finished_step is not None}
-        if books.is_beginning:
-            restore_newest(books, live)
+        restored = restore_newest(books, live) if books.is_beginning else None
         decision = self._decide(
             survivors(live.values()), shape=books.shape, open_step=books.ledger.open_step
         )
         if isinstance(decision, Hopeless):
             self._give_up(decision)
             return
+        if restored is not None:
+            decision = replace(
+                decision,
+                rungs=(Rung.CHECKPOINT,) * books.shape.stages,
+                reason=f"all load the checkpoint of step {restored}",
+            )
         is_rolled_forward = decision.finished_step == books.ledger.open_step
         result = books.ledger.result() if is_rolled_forward else None
         redo = self._settle(decision, live, now_s) or redo

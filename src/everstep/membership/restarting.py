@@ -60,13 +60,13 @@ class Restart:
         return self._num_fruitless < RESTART_LIMIT
 
 
-def restore_newest(books: Books, live: Mapping[WorkerId, Worker]) -> None:
-    """The newest that all can read becomes what they have finished."""
+def restore_newest(books: Books, live: Mapping[WorkerId, Worker]) -> int | None:
+    """The newest that all can read becomes what they have finished. None when there is none."""
     found = {place: worker.saved for place, worker in live.items()}
     steps = [step for step in found.values() if step is not None]
     if not steps:
         books.ledger = StepLedger(books.shape.stages)
-        return
+        return None
     blind = [str(place) for place, step in found.items() if step is None]
     if blind:
         raise ConfigError(
@@ -79,3 +79,4 @@ def restore_newest(books: Books, live: Mapping[WorkerId, Worker]) -> None:
     books.emit("restored", step=step)
     for worker in live.values():
         worker.finished_step = worker.owed_restore = step
+    return step

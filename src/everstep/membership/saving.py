@@ -19,15 +19,15 @@ class Saving:
         """The generation and the step of the last Save."""
 
         self._parts: dict[int, dict[WorkerId, m.Saved]] = {}
+        self._failed_step: int | None = None
 
     def wanted(self, message: m.SaveWanted) -> None:
-        """Chooses a step that nobody can have begun, as a boundary is chosen."""
+        """The open step: its watermark, with which it is saved, has not been sent to anybody."""
         books = self._books
-        assert books.job is not None
         if message.generation != books.generation or books.halting is not None:
             return
-        step = min(books.ledger.open_step + 1, books.job.steps - 1)
-        if books.boundary is not None and step > books.boundary:
+        step = books.ledger.open_step
+        if books.has_all_steps():
             return
         if self._asked is not None and self._asked >= (books.generation, step):
             return
@@ -40,7 +40,9 @@ class Saving:
         books = self._books
         assert worker.place is not None
         if message.why_not is not None:
-            books.emit("checkpoint_failed", step=message.step, why=message.why_not)
+            if message.step != self._failed_step:  # else another stage has told of it
+                books.emit("checkpoint_failed", step=message.step, why=message.why_not)
+            self._failed_step = message.step
             self._parts.pop(message.step, None)
             return
         parts = self._parts.setdefault(message.step, {})

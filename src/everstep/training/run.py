@@ -222,6 +222,7 @@ class Run:
         self._guide.wait_watermark(step)
         if self._saver is None or not self._guide.take_save(step):
             return
+        self._is_save_wanted = False
         self._saver.asked(step)
         if self._holding.me == self._lead(self._holding.me.stage):
             self._saver.save(step, run=self._orders.save_name)
@@ -235,7 +236,9 @@ class Run:
             return
         for event in self._saver.events():
             self._guide.report_saved(event)
-        if self.is_reporter and self._saver.is_due(report.step, report.loss):
+        is_due = self.is_reporter and self._saver.is_due(report.step, report.loss)
+        if is_due and not self._is_save_wanted:
+            self._is_save_wanted = True
             self._guide.want_save()
 
     def _meet(self) -> None:
@@ -380,6 +383,7 @@ class Run:
     def _begin(self, orders: Orders) -> None:
         """Connects for a generation, and for the next when that one ends meanwhile."""
         self._orders = orders
+        self._is_save_wanted = False  # what the last generation was asked to save is forgotten
         self._adjust(orders)
         self._profiler = Profiler()
         self._follow(orders.actions, first_step=orders.step)
