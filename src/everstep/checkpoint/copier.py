@@ -33,6 +33,13 @@ DeviceEvent: TypeAlias = tuple[torch.device, torch.cuda.Event]
 PIECE_BYTES = 16 << 20
 """Large enough that Python does not show, small enough that a waiting trainer finds some left."""
 
+_SMALL_BYTES = 1 << 16
+# To let go of the interpreter for a few microseconds is to wait milliseconds for its return when
+# the trainer is busy in Python: small copies keep it.
+_move_small = ctypes.PyDLL(None).memmove
+_move_small.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_move_small.restype = ctypes.c_void_p
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -59,32 +66,33 @@ class Copy:
     """The copies queued on side streams: the next update comes after them."""
     copy_s: float = 0.0
     """Time spent copying, waits for a slot or a device's queue not counted."""
-    _pieces: deque[_Piece] = field(default_factory=deque)
+    _batches: deque[Sequence[_Piece]] = field(default_factory=deque)
     _num_open: int = 0
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
-    def lend(self, pieces: Sequence[_Piece]) -> None:
+    def lend(self, batches: Sequence[Sequence[_Piece]]) -> None:
         with self._changed:
-            self._pieces.extend(pieces)
-            self._num_open += len(pieces)
+            self._batches.extend(batches)
+            self._num_open += len(batches)
             self._changed.notify_all()
 
     def work(self) -> None:
-        """Copies pieces until there are none left to take."""
+        """Copies batches until there are none left to take."""
         while True:
             with self._changed:
-                if not self._pieces:
+                if not self._batches:
                     return
-                piece = self._pieces.popleft()
+                batch = self._batches.popleft()
             try:
-                piece.copy()
+                for piece in batch:
+                    piece.copy()
             finally:
                 with self._changed:
                     self._num_open -= 1
                     self._changed.notify_all()
 
     def wait_copied(self) -> None:
-        """For pieces that another thread has taken; a memory copy is all that is awaited."""
+        """For batches that another thread has taken; a memory copy is all that is awaited."""
         with self._changed:
             self._changed.wait_for(lambda: self._num_open == 0)
 
@@ -97,7 +105,7 @@ class Copy:
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
                     return False
-                self._changed.wait_for(lambda: self._pieces or self.released.is_set(), left_s)
+                self._changed.wait_for(lambda: self._batches or self.released.is_set(), left_s)
         return True
 
     def release(self) -> None:
@@ -181,7 +189,7 @@ class Copier:
         pieces = list(pieces_of(copy, slot, span))
         on_device = [piece for piece in pieces if piece.source.is_cuda]
         events = self._queue_on_device(copy, on_device)
-        copy.lend([piece for piece in pieces if not piece.source.is_cuda])
+        copy.lend(batches_of([piece for piece in pieces if not piece.source.is_cuda]))
         copy.work()
         copy.wait_copied()
         return events
@@ -207,16 +215,39 @@ class _Piece:
     source: torch.Tensor
     first: int
     size_bytes: int
-    target: torch.Tensor
+    slot: Slot
+    at: int
 
     def copy(self) -> None:
-        source = self.source.resolve_conj().resolve_neg().contiguous()
+        source = self.source
+        if not is_plain(source):
+            source = source.resolve_conj().resolve_neg().contiguous()
         if source.is_cuda:
             wanted = bytes_of(source)[self.first : self.first + self.size_bytes]
-            self.target.copy_(wanted, non_blocking=True)
+            target = self.slot.memory[self.at : self.at + self.size_bytes]
+            target.copy_(wanted, non_blocking=True)
         else:
             # Not torch's copy: that would wake a second pool of threads beside the trainer's.
-            ctypes.memmove(self.target.data_ptr(), source.data_ptr() + self.first, self.size_bytes)
+            move = _move_small if self.size_bytes <= _SMALL_BYTES else ctypes.memmove
+            move(self.slot.address + self.at, source.data_ptr() + self.first, self.size_bytes)
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its bytes are its elements, in order."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def batches_of(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
+    """Small pieces together, so that threads meet rarely."""
+    batches: list[list[_Piece]] = []
+    left = 0
+    for piece in pieces:
+        if left < piece.size_bytes:
+            batches.append([])
+            left = PIECE_BYTES
+        batches[-1].append(piece)
+        left -= piece.size_bytes
+    return batches
 
 
 def spans(data_bytes: int, slot_bytes: int) -> Iterator[Span]:
@@ -237,11 +268,10 @@ def pieces_of(copy: Copy, slot: Slot, span: Span) -> Iterator[_Piece]:
         high = min(placed.start + placed.content.size_bytes, span.at + span.size_bytes)
         source = copy.tensors[placed.content.name]
         # What is not contiguous is made so by each piece: then one piece is best.
-        step = PIECE_BYTES if source.is_contiguous() else max(high - low, 1)
+        step = PIECE_BYTES if is_plain(source) else max(high - low, 1)
         for start in range(low, high, step):
             size_bytes = min(step, high - start)
-            target = slot.memory[start - span.at : start - span.at + size_bytes]
-            yield _Piece(source, start - placed.start, size_bytes, target)
+            yield _Piece(source, start - placed.start, size_bytes, slot, start - span.at)
 
 
 def versions_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
