@@ -217,7 +217,7 @@ class CrewWorker:
     def take(self) -> m.ToWorker:
         """Reads one message and answers what must be answered."""
         message = self.down.popleft()
-        if not isinstance(message, m.Welcome | m.Stop | m.Resume):
+        if not isinstance(message, m.Welcome | m.Stop | m.Resume | m.SaveFailed):
             assert message.generation == self.generation
         match message:
             case m.Welcome():
@@ -238,15 +238,19 @@ class CrewWorker:
             case m.Boundary():
                 assert self.finished is None or message.after_step > self.finished
                 self.boundary = message.after_step
-            case m.Save():
-                assert message.step > self.watermark
-                self.save_step = message.step
+            case m.Save() | m.SaveFailed():
+                self._hear_of_saves(message)
             case m.Halt():
                 self.is_told_to_halt = self.is_in_generation
             case m.Stop():
                 self.stop = message
                 self.phase = Phase.STOPPED
         return message
+
+    def _hear_of_saves(self, message: m.Save | m.SaveFailed) -> None:
+        if isinstance(message, m.Save):
+            assert message.step > self.watermark
+            self.save_step = message.step
 
     def _newest_whole(self, welcome: m.Welcome) -> int | None:
         is_of_use = self.job.is_saved and welcome.is_beginning

@@ -1,4 +1,4 @@
-"""A job with checkpoints. Run by `everstep run`, or alone: MODEL DIRECTORY STEPS EVERY PAUSE OUT."""
+"""A job with checkpoints. Run with everstep or alone: MODEL DIRECTORY STEPS EVERY PAUSE OUT."""
 
 from __future__ import annotations
 

@@ -140,6 +140,13 @@ class Delivery:
         self._try_send(Abandon(job=copy.number))
         self._end(copy.number, why)
 
+    def abandon(self, step: int, why: str) -> None:
+        """What has been handed over of it is thrown away; what is still being copied goes on."""
+        with self._changed:
+            copies = [s.copy for s in self._saves.values() if s.step == step and s.is_handed_over]
+        for copy in copies:
+            self.failed(copy, why)
+
     def remove(self, steps: tuple[int, ...]) -> None:
         """If the writer dies before it has, the next one is told after the next save."""
         self._try_send(Remove(steps=steps))

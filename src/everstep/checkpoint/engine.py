@@ -137,16 +137,19 @@ class Engine:
         about: Mapping[str, JSON] | None = None,
         layout: Layout | None = None,
         run: str | None = None,
+        wait_s: float = 0.0,
     ) -> bool:
         """Starts a copy of the state as it is now. False: skipped, and an event says why.
 
-        `run`: instead of the part's, where the others of a save change while the engine lives.
+        Args:
+            run: instead of the part's, where the others of a save change while the engine lives.
+            wait_s: for a slot, while those before it are still being written.
         """
         assert not self._is_closed, "the engine is closed"
         started_s = time.monotonic()
         tensors = self._to_write(state, layout or Layout())
         image = self._lay_out(tensors, layout or Layout())
-        slot = self._arena.take()
+        slot = self._arena.take(timeout_s=wait_s)
         if slot is None:
             self._tell_failed(step, "skipped: those before it are still being written")
             return False
@@ -189,6 +192,10 @@ class Engine:
             for device, copied in save.copy.copied:
                 save.device_waits.append(DeviceWait(copied, device))
             save.stall_s += time.monotonic() - started_s
+
+    def abandon(self, step: int, *, why: str) -> None:
+        """Another part of it has failed: this one need not wait for it."""
+        self._delivery.abandon(step, why)
 
     def poll(self) -> list[Event]:
         with self._telling:

@@ -49,6 +49,7 @@ class Client:
         self._replan: m.Replan | None = None
         self._boundary: int | None = None
         self._save: m.Save | None = None
+        self._failed_saves: list[int] = []
         self._watermark = -1
         self._stop: m.Stop | None = None
         self._closed_why: str | None = None
@@ -133,6 +134,12 @@ class Client:
             self._save = None
             return True
 
+    def take_failed_saves(self) -> list[int]:
+        """Steps whose checkpoints have failed on some stage; says so once."""
+        with self._news:
+            steps, self._failed_saves = self._failed_saves, []
+            return steps
+
     def close(self) -> None:
         """A coordinator that is away is waited for when it must still hear how this one ended."""
         if self._memory.has_last_words:
@@ -215,6 +222,8 @@ class Client:
                 self._boundary = message.after_step
             case m.Save():
                 self._save = message
+            case m.SaveFailed():
+                self._failed_saves.append(message.step)
             case m.Halt():
                 self._halt = message
             case m.Stop():

@@ -68,7 +68,7 @@ class Memory:
                 self._ending = _ending_after(message.after_step)
             case m.Halt():
                 self._ending = message.why
-            case m.Save() | m.Stop():
+            case m.Save() | m.SaveFailed() | m.Stop():
                 pass  # a checkpoint that is not taken is asked for again
 
     def _resumed(self, resume: m.Resume) -> None:

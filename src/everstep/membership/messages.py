@@ -393,6 +393,12 @@ class Save(_Message, frozen=True):
     step: int
 
 
+class SaveFailed(_Message, frozen=True):
+    """Some stage could not save `step`: the others' parts of it are of no use."""
+
+    step: int
+
+
 class Halt(_Message, frozen=True):
     generation: int
     why: str
@@ -426,7 +432,9 @@ FromWorker: TypeAlias = (
     | Rejoin
 )
 FromAgent: TypeAlias = AgentHello | WorkerExited | Heartbeat
-ToWorker: TypeAlias = Welcome | Resume | Replan | Watermark | Boundary | Save | Halt | Stop
+ToWorker: TypeAlias = (
+    Welcome | Resume | Replan | Watermark | Boundary | Save | SaveFailed | Halt | Stop
+)
 ToAgent: TypeAlias = Spawn | Stop
 Message: TypeAlias = FromWorker | FromAgent | ToWorker | ToAgent
 

@@ -42,6 +42,8 @@ class Saving:
         if message.why_not is not None:
             if message.step != self._failed_step:  # else another stage has told of it
                 books.emit("checkpoint_failed", step=message.step, why=message.why_not)
+                for other in books.members_here().values():
+                    books.send(other.uid, m.SaveFailed(message.step))
             self._failed_step = message.step
             self._parts.pop(message.step, None)
             return

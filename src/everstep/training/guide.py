@@ -89,6 +89,9 @@ class Guide(Protocol):
     def take_save(self, step: int) -> bool:
         """Whether a checkpoint is to be taken after `step`; says so once."""
 
+    def take_failed_saves(self) -> list[int]:
+        """Steps whose checkpoints have failed on some stage; says so once."""
+
     def want_save(self) -> None:
         """A checkpoint is due."""
 
@@ -175,6 +178,9 @@ class CoordinatorGuide:
     def take_save(self, step: int) -> bool:
         return self._client.take_save(step)
 
+    def take_failed_saves(self) -> list[int]:
+        return self._client.take_failed_saves()
+
     def want_save(self) -> None:
         self._client.send(m.SaveWanted(self._generation))
 
@@ -255,6 +261,9 @@ class SoloGuide:
         del step
         is_due, self._is_save_due = self._is_save_due, False
         return is_due
+
+    def take_failed_saves(self) -> list[int]:
+        return []
 
     def want_save(self) -> None:
         self._is_save_due = True

@@ -213,7 +213,10 @@ class Run:
             self._holding.fetcher.close()
         if self._saver is not None:
             with suppress(EverstepError):  # the coordinator need not be there any more
-                for event in self._saver.close():
+                self._tell_saves()
+            events = self._saver.close()
+            with suppress(EverstepError):
+                for event in events:
                     self._guide.report_saved(event)
 
     def wait_watermark(self, step: int) -> None:
@@ -231,11 +234,17 @@ class Run:
         if self._saver is not None:
             self._saver.before_update()
 
+    def _tell_saves(self) -> None:
+        assert self._saver is not None
+        for step in self._guide.take_failed_saves():
+            self._saver.abandon(step)
+        for event in self._saver.events():
+            self._guide.report_saved(event)
+
     def _tend_saves(self, report: StepReport) -> None:
         if self._saver is None:
             return
-        for event in self._saver.events():
-            self._guide.report_saved(event)
+        self._tell_saves()
         is_due = self.is_reporter and self._saver.is_due(report.step, report.loss)
         if is_due and not self._is_save_wanted:
             self._is_save_wanted = True

@@ -11,7 +11,6 @@ all parts are of one step, and names the generation, so parts of different ones 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from everstep.checkpoint.retention import KeepLast, Retention
 from everstep.checkpoint.run_record import RunRecord
 from everstep.checkpoint.state import FlatState, flatten, unflatten
 from everstep.checkpoint.storage import step_name, steps_in
-from everstep.core.errors import CheckpointCorrupt, WaitTimedOut
+from everstep.core.errors import CheckpointCorrupt
 from everstep.training.stage_tree import StageTree
 
 WRITER_WITHIN_S = 60.0
@@ -150,13 +149,15 @@ class StageSaver:
 
     def save(self, step: int, *, run: str) -> None:
         """Starts a copy of the state, which is that after `step`."""
-        engine = self._started_engine()
-        if step == self._total_steps - 1:
-            # There is no next one to make up for it: those that are still being written go first.
-            with suppress(WaitTimedOut):
-                engine.wait(WRITER_WITHIN_S)
         flat = flatten(self._tree.tree(), volatile=self._tree.moving_names)
-        engine.save(step, flat, run=run)
+        # After the last step there is no next one to make up for it.
+        wait_s = WRITER_WITHIN_S if step == self._total_steps - 1 else 0.0
+        self._started_engine().save(step, flat, run=run, wait_s=wait_s)
+
+    def abandon(self, step: int) -> None:
+        """The checkpoint of `step` has failed on another stage."""
+        if self._engine is not None:
+            self._engine.abandon(step, why="it has failed on another stage")
 
     def asked(self, step: int) -> None:
         """A checkpoint of `step` is being taken, here or elsewhere."""
