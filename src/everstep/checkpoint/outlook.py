@@ -24,9 +24,10 @@ Workers: TypeAlias = int | tuple[tuple[int, int], ...]
 LEAST_STALL_S = 1e-3
 """A checkpoint that seems free still uses the disk: none is thought cheaper than this."""
 
-LEAST_GAIN_FRACTION = 0.01
-"""However flat the curve, a second gains at least this share of an average one: curves err, and
-a run that learns nothing any more should still not lose a day."""
+LEAST_GAIN_FRACTION = 0.05
+"""However flat the curve, a second gains at least this share of an average one: curves err, and a
+run that learns nothing any more should still not lose a day. It keeps checkpoints within 4.5 times
+the distance that is best for the wall clock."""
 
 _STRETCHES = 48
 
