@@ -115,10 +115,10 @@ def meet_failures(run: Recording, steps: tuple[int, ...], traces: Traces) -> Out
         for name in ("work", "gpu", "gained"):
             _add(sums, name, has_failed, _between(line, name, back, until))
         _add(sums, "missing", is_stopped, _between(line, "gained", back, until))
-        workers = run.workers[np.minimum(np.searchsorted(line.wall[2::2], back), len(run.workers) - 1)]
+        at = np.minimum(np.searchsorted(line.wall[2::2], back), len(run.workers) - 1)
         _add(sums, "wall", has_failed, np.full(traces.num, run.costs.restore_s))
         _add(sums, "restore", has_failed, np.full(traces.num, run.costs.restore_s))
-        _add(sums, "restore_gpu", has_failed, run.costs.restore_s * workers)
+        _add(sums, "restore_gpu", has_failed, run.costs.restore_s * run.workers[at])
         begin = np.where(has_failed, back, begin)
         # One that was to be stopped during its restore is stopped then.
         alive = has_failed & (sums["wall"] < traces.stop_s)

@@ -17,7 +17,7 @@ from everstep.checkpoint.policy import Costs, Policy, Situation
 
 _SMOOTHING = 0.1
 """Neighbours on either side that the settled loss is averaged over, as a share of the step..."""
-_MOST_NEIGHBOURS = 25
+_MOST_NEIGHBOURS = 75
 """...and at most so many: the beginning is steep and the rest is noisy."""
 
 
