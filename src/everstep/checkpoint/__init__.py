@@ -1,1 +1,1 @@
-"""Checkpoints: when to save, how, and how to get one back (docs/checkpoints.md)."""
+"""Checkpoints: when to take them, how to take them without stopping, and how to come back."""
