@@ -260,7 +260,7 @@ def _run(arguments: argparse.Namespace, directory: Path) -> int:
     copy_limit = CopyLimit(loop)
     loop.calibrate(COMPUTE_PER_COPY * copy_limit.seconds())
     systems: list[System] = [
-        Everstep(directory / "everstep", size_bytes),
+        Everstep(directory / "everstep", size_bytes, device=arguments.device),
         *stock_systems(directory, device=arguments.device),
     ]
     readings: dict[str, list[Reading]] = {system.name: [] for system in systems}

@@ -55,11 +55,12 @@ class System(Protocol):
 class Everstep:
     name = "everstep"
 
-    def __init__(self, directory: Path, size_bytes: int) -> None:
+    def __init__(self, directory: Path, size_bytes: int, *, device: str) -> None:
         self._directory = directory
         settings = EngineSettings(max_slot_bytes=size_bytes)
         self.engine = Engine(directory, settings=settings, keep=_OnlyNewest())
-        self.engine.prepare(size_bytes)
+        on_device = None if device == "cpu" else torch.device(device)
+        self.engine.prepare(size_bytes, device=on_device)
         self._started_s = 0.0
         self.last: Mapping[str, Any] = {}
 

@@ -9,6 +9,8 @@ import subprocess
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +188,78 @@ def test_a_save_is_skipped_and_said_while_both_slots_wait_for_a_slow_disk(
     found = newest(tmp_path / "ckpt")
     assert found is not None
     assert what_is_in(found) == (2, 0)
+
+
+WAVES = EngineSettings(probe_bytes=0, max_slot_bytes=8192, num_slots=1, wave_timeout_s=0.3)
+"""Slots so small that a state takes several waves."""
+
+
+@contextmanager
+def stopped(engine: Engine) -> Iterator[None]:
+    """A disk that takes nothing for a while."""
+    pid = engine.writer_pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_a_copy_in_waves_gives_up_on_a_disk_that_takes_too_long_and_training_goes_on(
+    tmp_path: Path,
+) -> None:
+    with Engine(tmp_path, settings=WAVES) as engine:
+        save_and_wait(engine, 1, state_of(1))
+        with stopped(engine):
+            assert engine.save(2, state_of(2))
+            engine.wait(WAIT_S)
+            (event,) = engine.poll()
+            assert "has not taken a wave within 0.3 s" in str(event["why"])
+        assert save_and_wait(engine, 3, state_of(3), wait_s=WAIT_S)["event"] == "checkpoint"
+    assert names_in(tmp_path) == ["step-000000001", "step-000000003"]
+
+
+def test_a_state_that_changes_while_it_is_copied_is_never_written(tmp_path: Path) -> None:
+    settings = replace(WAVES, wave_timeout_s=WAIT_S)
+    with Engine(tmp_path, settings=settings) as engine:
+        save_and_wait(engine, 1, state_of(1))
+        state = state_of(2)
+        with stopped(engine):
+            assert engine.save(2, state)
+            assert awaited(lambda: not engine._arena._free)
+            for tensor in state.tensors.values():
+                tensor.add_(1)  # before_update() was forgotten.
+        engine.wait(WAIT_S)
+        (event,) = engine.poll()
+        assert "changed while it was copied: call before_update()" in str(event["why"])
+        assert save_and_wait(engine, 3, state_of(3), wait_s=WAIT_S)["event"] == "checkpoint"
+    assert names_in(tmp_path) == ["step-000000001", "step-000000003"]
+
+
+def test_a_writer_killed_between_waves_fails_that_save_only(tmp_path: Path) -> None:
+    settings = replace(WAVES, wave_timeout_s=WAIT_S)
+    with Engine(tmp_path, settings=settings) as engine:
+        save_and_wait(engine, 1, state_of(1))
+        pid = engine.writer_pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        assert engine.save(2, state_of(2))
+        os.kill(pid, signal.SIGKILL)
+        engine.wait(WAIT_S)
+        assert [event["event"] for event in engine.poll()] == ["checkpoint_failed"]
+        assert save_and_wait(engine, 3, state_of(3), wait_s=WAIT_S)["event"] == "checkpoint"
+    assert names_in(tmp_path) == ["step-000000001", "step-000000003"]
+
+
+def test_a_state_that_grows_gets_a_larger_slot(engine: Engine, tmp_path: Path) -> None:
+    """The optimizer's state is there only after its first step."""
+    for step, repeat in ((1, 1), (2, 30), (3, 2)):
+        event = save_and_wait(engine, step, state_of(step, repeat=repeat))
+        assert event["event"] == "checkpoint"
+        found = newest(tmp_path / "ckpt")
+        assert found is not None
+        assert what_is_in(found) == (step, 0)
 
 
 def test_a_killed_writer_fails_its_saves_and_the_next_save_has_a_new_one(

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.checkpoint.arena import drop_slot, make_slot
+from everstep.checkpoint.arena import make_slot
 from everstep.checkpoint.image import Content, lay_out
 from everstep.checkpoint.pieces import batches_of, pieces_of, waves
 
@@ -43,7 +43,7 @@ def test_pieces_copy_every_byte_to_its_place(
         for name, tensor in tensors.items()
     )
     copied = b""
-    slot = make_slot(0, 4096, is_pinned=False)
+    slot = make_slot(0, 4096)
     for wave in waves(image.data_bytes, slot_bytes, portion_bytes=2 * piece_bytes):
         slot.memory.zero_()
         for portion in wave:
@@ -53,6 +53,6 @@ def test_pieces_copy_every_byte_to_its_place(
                     piece.copy()
         filled = wave[-1].slot_at + wave[-1].size_bytes
         copied += slot.memory[:filled].numpy().tobytes()
-    drop_slot(slot, is_pinned=False)
+    slot.close()
     wanted = (tensors[placed.content.name].numpy().tobytes() for placed in image.placed)
     assert copied == b"".join(wanted)

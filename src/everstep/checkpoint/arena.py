@@ -20,14 +20,18 @@ from everstep.checkpoint.image import round_up
 from everstep.core.errors import ConfigError
 
 _PROBE_BYTES = 32 << 20
+_PORTABLE = 1
+"""cudaHostRegisterPortable: page-locked for all devices."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
     number: int
     fd: int
     memory: torch.Tensor
     """All its bytes, as uint8."""
+    device: torch.device | None
+    """That it is page-locked for."""
 
     @property
     def size_bytes(self) -> int:
@@ -37,8 +41,13 @@ class Slot:
     def address(self) -> int:
         return self.memory.data_ptr()
 
+    def close(self) -> None:
+        if self.device is not None:
+            torch.cuda.cudart().cudaHostUnregister(self.address)  # type: ignore[no-untyped-call]
+        os.close(self.fd)
 
-def make_slot(number: int, size_bytes: int, *, is_pinned: bool) -> Slot:
+
+def make_slot(number: int, size_bytes: int, *, device: torch.device | None = None) -> Slot:
     size_bytes = round_up(size_bytes)
     fd = os.memfd_create(f"everstep-slot-{number}")
     os.ftruncate(fd, size_bytes)
@@ -47,21 +56,19 @@ def make_slot(number: int, size_bytes: int, *, is_pinned: bool) -> Slot:
     mapped.madvise(mmap.MADV_DONTFORK)
     memory = torch.frombuffer(mapped, dtype=torch.uint8)
     memory.zero_()  # Every page is there before the first copy meets it.
-    if is_pinned:
-        _pin(memory)
-    return Slot(number, fd, memory)
+    if device is not None:
+        _pin(memory, device)
+    return Slot(number=number, fd=fd, memory=memory, device=device)
 
 
-def _pin(memory: torch.Tensor) -> None:
-    code = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)  # type: ignore[no-untyped-call]
+def _pin(memory: torch.Tensor, device: torch.device) -> None:
+    # On that device: a thread begins on device 0, and would make a context there.
+    with torch.cuda.device(device):
+        code = torch.cuda.cudart().cudaHostRegister(  # type: ignore[no-untyped-call]
+            memory.data_ptr(), memory.numel(), _PORTABLE
+        )
     if int(code) != 0:
         raise MemoryError(f"cannot page-lock {memory.numel()} bytes: CUDA error {int(code)}")
-
-
-def drop_slot(slot: Slot, *, is_pinned: bool) -> None:
-    if is_pinned:
-        torch.cuda.cudart().cudaHostUnregister(slot.memory.data_ptr())  # type: ignore[no-untyped-call]
-    os.close(slot.fd)
 
 
 class Arena:
@@ -72,7 +79,6 @@ class Arena:
             raise ConfigError("num_slots", num_slots, "a copy needs at least one")
         self._max_slot_bytes = round_up(max_slot_bytes)
         self._slots: dict[int, Slot] = {}
-        self._is_pinned = torch.cuda.is_available()
         self._free = set(range(num_slots))
         self._changed = threading.Condition()
         self.copy_bytes_per_s = 0.0
@@ -96,36 +102,37 @@ class Arena:
         """How large a slot for a state of `wanted` bytes is: more comes in waves."""
         return max(round_up(min(wanted, self._max_slot_bytes)), round_up(1))
 
-    def memory(self, number: int, *, wanted_bytes: int) -> Slot:
-        """The memory of a slot that was taken: made when there is none, or too little."""
+    def memory(self, number: int, *, wanted_bytes: int, device: torch.device | None) -> Slot:
+        """The memory of a slot that was taken: made when there is none, too little, or when it is
+        to be page-locked for `device` and is not."""
         size_bytes = self.slot_bytes(wanted_bytes)
         slot = self._slots.get(number)
-        if slot is not None and slot.size_bytes >= size_bytes:
-            return slot
         if slot is not None:
+            if slot.size_bytes >= size_bytes and (device is None or slot.device is not None):
+                return slot
             del self._slots[number]
-            drop_slot(slot, is_pinned=self._is_pinned)
-        slot = make_slot(number, size_bytes, is_pinned=self._is_pinned)
-        self._slots[number] = slot
+            slot.close()
+        slot = self._slots[number] = make_slot(number, size_bytes, device=device)
         if not self.copy_bytes_per_s:
-            self.copy_bytes_per_s = measure_copy(slot.memory)
+            self.copy_bytes_per_s = measure_copy(slot)
         return slot
 
     def close(self) -> None:
         for slot in self._slots.values():
-            drop_slot(slot, is_pinned=self._is_pinned)
+            slot.close()
         self._slots.clear()
 
 
-def measure_copy(memory: torch.Tensor) -> float:
-    """Bytes per second of a plain copy into `memory`, the best of five."""
-    target = memory[:_PROBE_BYTES]
-    if not torch.cuda.is_available():
+def measure_copy(slot: Slot) -> float:
+    """Bytes per second of a plain copy into a slot, the best of five."""
+    target = slot.memory[:_PROBE_BYTES]
+    if slot.device is None:
         source = torch.ones(target.numel(), dtype=torch.uint8)
         return target.numel() / min(_seconds_of_copy(target, source) for _ in range(5))
     # On a stream of its own, or it would wait for all that training has queued.
-    with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
-        source = torch.zeros(target.numel(), dtype=torch.uint8, device="cuda")
+    stream = torch.cuda.Stream(slot.device)  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        source = torch.ones(target.numel(), dtype=torch.uint8, device=slot.device)
         return target.numel() / min(_seconds_of_copy(target, source) for _ in range(5))
 
 

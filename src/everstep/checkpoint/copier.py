@@ -171,8 +171,9 @@ class Copier:
         for wave in waves(data_bytes, self._arena.slot_bytes(data_bytes)):
             if copy.own_slot is None:
                 copy.own_slot = self._receiver.next_slot()
-            slot = self._arena.memory(copy.own_slot, wanted_bytes=data_bytes)
-            if any(tensor.is_cuda for tensor in copy.tensors.values()):
+            device = next((t.device for t in copy.tensors.values() if t.is_cuda), None)
+            slot = self._arena.memory(copy.own_slot, wanted_bytes=data_bytes, device=device)
+            if device is not None:
                 self._copy_from_devices(copy, slot, wave)
             else:
                 self._copy_from_host(copy, slot, wave)

@@ -101,7 +101,7 @@ class Delivery:
     def next_slot(self) -> int:
         number = self._arena.take(timeout_s=self._wave_timeout_s)
         if number is None:
-            raise SaveFailed(f"the disk has not taken a wave within {self._wave_timeout_s:.0f} s")
+            raise SaveFailed(f"the disk has not taken a wave within {self._wave_timeout_s:.1f} s")
         return number
 
     def deliver(self, copy: Copy, slot: Slot, portion: Portion) -> None:

@@ -124,12 +124,12 @@ class Engine:
         writer = self._delivery.writer
         return writer.pid if writer else None
 
-    def prepare(self, size_bytes: int) -> None:
+    def prepare(self, size_bytes: int, *, device: torch.device | None = None) -> None:
         """Makes a slot and starts the writer ahead of the first save. Optional; takes about a
-        second per gigabyte."""
+        second per gigabyte. `device`: the state's, when it is not the processor."""
         number = self._arena.take()
         if number is not None:
-            self._arena.memory(number, wanted_bytes=size_bytes)
+            self._arena.memory(number, wanted_bytes=size_bytes, device=device)
             self._arena.give_back(number)
         self._delivery.start_writer()
 

@@ -130,7 +130,8 @@ class _Reader:
 
     def _read_to_device(self, block: Block, target: torch.Tensor) -> BadBlock | None:
         if not hasattr(self._own, "staging"):
-            self._own.staging = torch.empty(BLOCK_BYTES, dtype=torch.uint8, pin_memory=True)
+            with torch.cuda.device(target.device):  # A thread begins on device 0.
+                self._own.staging = torch.empty(BLOCK_BYTES, dtype=torch.uint8, pin_memory=True)
             self._own.stream = torch.cuda.Stream(target.device)  # type: ignore[no-untyped-call]
         staging = self._own.staging[: block.size_bytes]
         bad = self._fill(block, _memory_of(staging))
