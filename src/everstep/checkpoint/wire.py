@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 import threading
 from typing import Any, TypeAlias
 
@@ -15,6 +16,10 @@ import msgspec
 
 MAX_FRAME_BYTES = 256 << 20
 """Far above any real one (a tensor takes about 100 bytes): a longer length is garbage."""
+
+
+SENT_WITHIN_S = 30.0
+"""A writer that reads nothing for so long is stopped or stuck."""
 
 
 class Open(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -122,13 +127,22 @@ class Wire:
     def __init__(self, end: socket.socket) -> None:
         self._end = end
         self._sending = threading.Lock()
+        limit = struct.pack("ll", int(SENT_WITHIN_S), 0)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
     def send(self, message: Order | Report, *, fd: int | None = None) -> None:
+        """Raises OSError; the connection is then of no more use, and both ends see it closed."""
         data = _encode(message)
         with self._sending:
-            head = len(data).to_bytes(4, "little")
-            socket.send_fds(self._end, [head], [] if fd is None else [fd])
-            self._end.sendall(data)
+            try:
+                head = len(data).to_bytes(4, "little")
+                socket.send_fds(self._end, [head], [] if fd is None else [fd])
+                self._end.sendall(data)
+            except OSError:
+                # Half a frame may be on its way: nothing sensible can follow it.
+                with contextlib.suppress(OSError):
+                    self._end.shutdown(socket.SHUT_RDWR)
+                raise
 
     def receive_order(self) -> tuple[Order, int | None] | None:
         """The next order and the descriptor that came along; None when the trainer is gone."""

@@ -16,6 +16,9 @@ from pathlib import Path
 from everstep.checkpoint.arena import Slot
 from everstep.checkpoint.wire import Attach, Order, Report, Wire
 
+REAPED_WITHIN_S = 10.0
+"""Between the end of its connection and its own."""
+
 
 class WriterProcess:
     def __init__(
@@ -75,8 +78,12 @@ class WriterProcess:
     def _listen(self) -> None:
         while (report := self._wire.receive_report()) is not None:
             self._heard(self, report)
-        code = self._process.wait()
-        self._gone(self, f"the writer process ended ({_how(code)})")
+        try:
+            why = f"the writer process ended ({_how(self._process.wait(REAPED_WITHIN_S))})"
+        except subprocess.TimeoutExpired:
+            why = f"the writer process ({self.pid}) does not answer"
+        self._gone(self, why)
+        self._process.wait()  # On a thread that nobody waits for.
         self._wire.close()
 
 
