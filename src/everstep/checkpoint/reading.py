@@ -11,7 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,10 @@ from everstep.checkpoint.manifest import BLOCK_BYTES
 
 _CHUNK_BYTES = 1 << 20
 """Read and summed in one go, so that the sum finds the bytes in the processor's cache."""
+
+
+_GROUP_BYTES = 4 << 20
+"""Less is not worth a thread of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +52,20 @@ def read_blocks(blocks: Iterable[Block], *, num_threads: int | None = None) -> l
     """Those that are not what was written; none: all targets hold what they should."""
     num_threads = num_threads or min(8, 2 * (os.cpu_count() or 1))
     with _Reader() as reader, ThreadPoolExecutor(num_threads) as pool:
-        return [bad for bad in pool.map(reader.read, blocks) if bad is not None]
+        return [bad for found in pool.map(reader.read_all, _groups(blocks)) for bad in found]
+
+
+def _groups(blocks: Iterable[Block]) -> Iterator[list[Block]]:
+    """Small ones together: to give a thread its work takes longer than to read a kilobyte."""
+    group: list[Block] = []
+    size_bytes = 0
+    for block in blocks:
+        group.append(block)
+        size_bytes += block.size_bytes
+        if size_bytes >= _GROUP_BYTES:
+            yield group
+            group, size_bytes = [], 0
+    yield group
 
 
 def describe(bad: Sequence[BadBlock]) -> str:
@@ -104,6 +121,9 @@ class _Reader:
     def __exit__(self, *_: object) -> None:
         for file in self._files.values():
             file.close()
+
+    def read_all(self, blocks: Sequence[Block]) -> list[BadBlock]:
+        return [bad for bad in map(self.read, blocks) if bad is not None]
 
     def read(self, block: Block) -> BadBlock | None:
         try:

@@ -151,7 +151,7 @@ class _Reading:
         pieces = {Box(r.origin, r.shape): (part, r) for part, r in reversed(records)}
         covered = 0
         for piece, (part, record) in pieces.items():
-            common = overlap(piece, box)
+            common = box if piece == box else overlap(piece, box)
             if common is None:
                 continue
             covered += common.num_elements
@@ -167,9 +167,11 @@ class _Reading:
             raise self._not_there(name, why)
 
     def _add_record(self, part: PartRecord, record: TensorRecord, target: torch.Tensor) -> None:
-        self._heads.setdefault(part.index, _head_block(self._found.path, part))
+        if part.index not in self._heads:
+            self._heads[part.index] = _head_block(self._found.path, part)
         if record.size_bytes:
-            self._blocks.extend(_blocks(self._found.path, part, record, bytes_of(target)))
+            path = self._heads[part.index].path
+            self._blocks.extend(_blocks(path, record, bytes_of(target)))
 
     def _not_there(self, name: str, why: str) -> NotInCheckpoint:
         return NotInCheckpoint(name, checkpoint=str(self._found.path), why=why)
@@ -194,17 +196,15 @@ def _head_block(path: Path, part: PartRecord) -> Block:
 
 def _all_blocks(path: Path, part: PartRecord) -> Iterator[Block]:
     for record in part.tensors:
-        yield from _blocks(path, part, record, None)
+        yield from _blocks(path / part.file, record, None)
 
 
-def _blocks(
-    path: Path, part: PartRecord, record: TensorRecord, target: torch.Tensor | None
-) -> Iterator[Block]:
+def _blocks(path: Path, record: TensorRecord, target: torch.Tensor | None) -> Iterator[Block]:
     for number, checksum in enumerate(record.checksums):
         first = number * BLOCK_BYTES
         size_bytes = min(BLOCK_BYTES, record.size_bytes - first)
         yield Block(
-            path=path / part.file,
+            path=path,
             start=record.start + first,
             size_bytes=size_bytes,
             checksum=checksum,
