@@ -1,0 +1,74 @@
+"""What was seen of failures, in `failures.json` beside the checkpoints, over all runs of a job.
+
+A run that ends on purpose says so; a start that finds one that did not counts a failure. Lost
+records cost nothing but knowledge, so trouble with the file is logged and nothing more.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from everstep.checkpoint.failure_rate import FailureRate
+from everstep.core.errors import ConfigError
+
+FILE = "failures.json"
+
+_logger = logging.getLogger("everstep.checkpoint")
+
+
+class RunRecord:
+    """Kept by rank 0; the others only read it."""
+
+    def __init__(self, directory: Path, *, workers: int, is_writer: bool) -> None:
+        self._path = directory / FILE
+        self._workers = workers
+        self._is_writer = is_writer
+        self.rate = FailureRate()
+
+    def begin(self) -> bool:
+        """Whether the run before this one ended without a word."""
+        document = self._read()
+        if "failures" in document:
+            try:
+                self.rate = FailureRate.from_json(document)
+            except ConfigError as error:
+                _logger.warning("%s cannot be used, failures are counted anew: %s", FILE, error)
+        has_failed = document.get("is_running") is True
+        self.rate = self.rate.seen(seconds=0.0, workers=self._workers, failures=int(has_failed))
+        self._write(is_running=True)
+        return has_failed
+
+    def note(self, seconds: float) -> None:
+        """So many more seconds of training."""
+        self.rate = self.rate.seen(seconds=seconds, workers=self._workers)
+        self._write(is_running=True)
+
+    def end(self) -> None:
+        """This run ends on purpose."""
+        self._write(is_running=False)
+
+    def _read(self) -> Mapping[str, object]:
+        try:
+            document = json.loads(self._path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            _logger.warning("%s cannot be read, failures are counted anew: %s", self._path, error)
+            return {}
+        return document if isinstance(document, dict) else {}
+
+    def _write(self, *, is_running: bool) -> None:
+        if not self._is_writer:
+            return
+        document = {**self.rate.to_json(), "is_running": is_running}
+        beside = self._path.with_suffix(".json.new")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            beside.write_text(json.dumps(document), encoding="utf-8")
+            os.replace(beside, self._path)
+        except OSError as error:
+            _logger.warning("%s cannot be written: %s", self._path, error)
