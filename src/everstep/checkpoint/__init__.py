@@ -1,1 +1,1 @@
-"""Checkpoints: when to save (pure), how to save without stopping, and how to come back exactly."""
+"""Checkpoints: when to take them, how to take them without stopping, and how to come back."""
