@@ -51,8 +51,7 @@ class Batches:
         self, loader: Iterable[Any], *, when_found: Callable[[], None] = lambda: None
     ) -> None:
         self.loader = loader
-        self.when_found = when_found
-        self._source = _source_of(loader, lambda: self.when_found())
+        self._source = _source_of(loader, when_found)
         self._pass = 0
         self._taken = 0
         self._place: Place | None = None
@@ -85,6 +84,11 @@ class Batches:
             return len(self)
         except (TypeError, NotImplementedError):
             return None
+
+    @property
+    def is_in_pass(self) -> bool:
+        """Whether the next `iter` goes on in a pass that was begun before."""
+        return self._place is not None
 
     def state_dict(self) -> Place:
         if self._place is not None:
@@ -121,10 +125,10 @@ class OwnStateSource:
         self._loader = loader
         self._when_found = when_found
 
-    def begin(self, number: int) -> Iterator[Any]:
+    def begin(self, number: int) -> Iterator[Any]:  # noqa: ARG002
         return iter(self._loader)
 
-    def find(self, place: Place, *, number: int, taken: int) -> Iterator[Any]:
+    def find(self, place: Place, *, number: int, taken: int) -> Iterator[Any]:  # noqa: ARG002
         self._loader.load_state_dict(place["loader"])
         batches = iter(self._loader)
         self._when_found()
@@ -133,7 +137,7 @@ class OwnStateSource:
     def place(self) -> Place:
         return {"loader": self._loader.state_dict()}
 
-    def differs(self, place: Place) -> str | None:
+    def differs(self, place: Place) -> str | None:  # noqa: ARG002
         return None
 
     def close(self) -> None:
@@ -147,10 +151,10 @@ class CountedSource:
         self._loader = loader
         self._when_found = when_found
 
-    def begin(self, number: int) -> Iterator[Any]:
+    def begin(self, number: int) -> Iterator[Any]:  # noqa: ARG002
         return iter(self._loader)
 
-    def find(self, place: Place, *, number: int, taken: int) -> Iterator[Any]:
+    def find(self, place: Place, *, number: int, taken: int) -> Iterator[Any]:  # noqa: ARG002
         if not isinstance(self._loader, Sequence):
             warnings.warn(
                 f"taking {taken} batches again to find the place in a"
@@ -167,7 +171,7 @@ class CountedSource:
     def place(self) -> Place:
         return {}
 
-    def differs(self, place: Place) -> str | None:
+    def differs(self, place: Place) -> str | None:  # noqa: ARG002
         return None
 
     def close(self) -> None:

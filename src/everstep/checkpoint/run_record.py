@@ -28,6 +28,7 @@ class RunRecord:
         self._workers = workers
         self._is_writer = is_writer
         self.rate = FailureRate()
+        self.failures_per_second = self.rate.per_second(workers)
 
     def begin(self) -> bool:
         """Whether the run before this one ended without a word."""
@@ -38,18 +39,23 @@ class RunRecord:
             except ConfigError as error:
                 _logger.warning("%s cannot be used, failures are counted anew: %s", FILE, error)
         has_failed = document.get("is_running") is True
-        self.rate = self.rate.seen(seconds=0.0, workers=self._workers, failures=int(has_failed))
+        self._see(seconds=0.0, failures=int(has_failed))
         self._write(is_running=True)
         return has_failed
 
     def note(self, seconds: float) -> None:
         """So many more seconds of training."""
-        self.rate = self.rate.seen(seconds=seconds, workers=self._workers)
+        self._see(seconds=seconds, failures=0)
         self._write(is_running=True)
 
     def end(self) -> None:
         """This run ends on purpose."""
         self._write(is_running=False)
+
+    def _see(self, *, seconds: float, failures: int) -> None:
+        self.rate = self.rate.seen(seconds=seconds, workers=self._workers, failures=failures)
+        # Worked out here, when something was seen, and not at every step.
+        self.failures_per_second = self.rate.per_second(self._workers)
 
     def _read(self) -> Mapping[str, object]:
         try:
