@@ -8,8 +8,12 @@
   - NormNotFinite         gradients overflowed: another model, learning rate or precision
   - MissingExtra          an optional library is not installed
   - CheckpointMismatch    a checkpoint is of another model, optimizer or set of things
+  - StateNotSavable       a state holds something that no checkpoint can hold
+  - NotInCheckpoint       a tensor was asked for that this checkpoint does not hold
   recover another way, or keep copies
   - CannotUndo            the last optimizer step cannot be taken back
+  use an older checkpoint
+  - CheckpointCorrupt     a saved state fails its checksums
   go on in the next generation
   - GenerationEnded       the membership changed under us
   - PeerLost              a peer is gone
@@ -110,6 +114,25 @@ class CheckpointMismatch(EverstepError):
         )
         self.checkpoint = checkpoint
         self.problems = tuple(problems)
+class StateNotSavable(EverstepError):
+    """A tree of state holds something that is neither a tensor nor plain data."""
+
+    def __init__(self, path: str, *, kind: str) -> None:
+        super().__init__(
+            f"the state at '{path}' is {kind}: keep it out of the state,"
+            " or turn it into tensors, numbers, strings, lists, tuples and dicts"
+        )
+        self.path = path
+        self.kind = kind
+
+
+class NotInCheckpoint(EverstepError):
+    """A checkpoint does not hold what was asked of it."""
+
+    def __init__(self, name: str, *, checkpoint: str, why: str) -> None:
+        super().__init__(f"{checkpoint} does not hold '{name}': {why}")
+        self.name = name
+        self.checkpoint = checkpoint
 
 
 class CannotUndo(EverstepError):
@@ -124,6 +147,15 @@ class CannotUndo(EverstepError):
         self.optimizer = optimizer
         self.reason = reason
         self.what_to_do = what_to_do
+
+
+class CheckpointCorrupt(EverstepError):
+    """A checkpoint is not what was written. Nothing of it may be used."""
+
+    def __init__(self, checkpoint: str, *, why: str) -> None:
+        super().__init__(f"{checkpoint} is damaged: {why}; use an older checkpoint")
+        self.checkpoint = checkpoint
+        self.why = why
 
 
 class GenerationEnded(EverstepError):
