@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -96,7 +95,8 @@ class Run:
 @contextmanager
 def running(job: Job, rank: int = 0) -> Iterator[Run]:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "autosave_job"])
+    # The first optimizer of a process imports torch's compiler, which takes seconds.
+    context.set_forkserver_preload(["torch", "torch._dynamo", "autosave_job"])
     ours, theirs = context.Pipe()
     # Not a daemon: those may not have children, and a loader has workers.
     process = context.Process(target=train, args=(theirs, job, rank))
@@ -164,6 +164,8 @@ def build(job: Job, rank: int) -> tuple[nn.Module, Any, Any, DataLoader[Any]]:
         shuffle=sampler is None,
         sampler=sampler,
         num_workers=job.num_workers,
+        # The start method of a process that forkserver made would import torch in every worker.
+        multiprocessing_context="fork" if job.num_workers else None,
     )
     return model, optimizer, scheduler, loader
 
@@ -183,7 +185,3 @@ def digest(tree: Any) -> str:
     add(tree)
     return seen.hexdigest()
 
-
-def pids_of_children() -> set[int]:
-    path = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
-    return {int(pid) for pid in path.read_text().split()}
