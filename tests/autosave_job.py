@@ -184,4 +184,3 @@ def digest(tree: Any) -> str:
 
     add(tree)
     return seen.hexdigest()
-

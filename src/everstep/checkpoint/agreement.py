@@ -40,7 +40,7 @@ class Agreement(Protocol):
         """Called by all ranks after every step; the same answer on each. It does not wait."""
         ...
 
-    def any(self, is_so: bool) -> bool:  # noqa: FBT001
+    def any(self, is_so: bool) -> bool:
         """Whether it is so on any rank. Waits for everybody."""
         ...
 
@@ -59,7 +59,7 @@ class Alone:
         wished = wish()
         return replace(wished, should_save=wished.should_save and not wished.is_busy)
 
-    def any(self, is_so: bool) -> bool:  # noqa: FBT001
+    def any(self, is_so: bool) -> bool:
         return is_so
 
     def share(self, number: int) -> int:
@@ -90,7 +90,7 @@ class Together:
         )
         return agreed
 
-    def any(self, is_so: bool) -> bool:  # noqa: FBT001
+    def any(self, is_so: bool) -> bool:
         word = torch.tensor([int(is_so)])
         dist.all_reduce(word, op=dist.ReduceOp.MAX, group=self._group)
         return bool(word[0])

@@ -36,7 +36,9 @@ class Kept:
 
 
 class Progress:
-    def __init__(self, kept: Kept | None = None, *, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, kept: Kept | None = None, *, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
         kept = kept or Kept()
         self.seconds = kept.seconds
         self.spent_s = kept.spent_s

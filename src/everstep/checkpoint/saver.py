@@ -18,7 +18,7 @@ import signal
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,14 @@ class SaverSettings:
 class Saver:
     """One per rank; all ranks make theirs, and call it, at the same moments."""
 
-    def __init__(self, things: Mapping[str, Any], settings: SaverSettings) -> None:
+    def __init__(
+        self,
+        things: Mapping[str, Any],
+        settings: SaverSettings,
+        *,
+        replicated: Collection[str] = (),
+    ) -> None:
+        """`replicated`: modules that are alike on all ranks without being wrapped to say so."""
         self.step = 0
         """Steps finished, over all runs of the job."""
 
@@ -77,7 +84,10 @@ class Saver:
         self._policy: Policy = settings.policy or LostProgress()
         self._agreement = find_agreement()
         self._subjects = Subjects(
-            things, rank=self._agreement.rank, num_ranks=self._agreement.size
+            things,
+            rank=self._agreement.rank,
+            num_ranks=self._agreement.size,
+            replicated=replicated,
         )
         self._size_bytes = self._check_savable()
         self._record = RunRecord(
@@ -154,7 +164,15 @@ class Saver:
 
     # Training.
 
-    def begin(self, *, total_steps: int | None = None, loader_length: int | None = None) -> None:
+    def begin(
+        self,
+        *,
+        total_steps: int | None = None,
+        loader_length: int | None = None,
+        is_told_of_updates: bool = False,
+    ) -> None:
+        """`is_told_of_updates`: the loop itself calls `before_update`. For loops whose optimizers
+        run forward and backward inside their step, where a hook on it would come too early."""
         self._total_steps = total_steps
         self._loader_length = loader_length
         if self._record.begin():
@@ -167,29 +185,37 @@ class Saver:
             keep=_Keep(self._settings.keep or KeepLast(2)),
         )
         self._remove_hooks = hook_updates(
-            self._subjects.optimizers, before=self._engine.before_update, after=self._note_update
+            self._subjects.optimizers,
+            before=None if is_told_of_updates else self.before_update,
+            after=self._note_update,
         )
         self._engine.prepare(self._size_bytes)
         self._signals.start()
         self._progress.begin()
 
+    def before_update(self) -> None:
+        """Returns when a copy that is under way no longer needs the parameters."""
+        self._started_engine().before_update()
+
     def report(self, loss: float | Tensor) -> None:
         """The loss of the step that is under way."""
         self._losses.report(self.step, loss)
 
-    def step_done(self, extras: Callable[[], Tree]) -> None:
-        """After every step. Returns at once, or when the signal that came has been dealt with."""
+    def step_done(self, extras: Callable[[], Tree], *, can_save: bool = True) -> None:
+        """After every step. Returns at once, or when the signal that came has been dealt with.
+
+        What is due while it cannot be saved is saved as soon as it can be.
+        """
         self.step += 1
-        engine = self._started_engine()
-        # Without an optimizer to hook, the step may have changed anything.
-        engine.before_update()
+        # Without an optimizer to hook, nothing else tells the engine that a step has gone by.
+        self.before_update()
         self._progress.step_done()
         self._take_events()
         agreed = self._agreement.agree(self._wish)
         self._is_owed |= agreed.should_save
         self._leaving = self._leaving or agreed.signal
         is_whole, self._has_updated = self._has_updated or not self._subjects.optimizers, False
-        if not is_whole:
+        if not is_whole or not can_save:
             return
         if self._leaving is not None:
             self._leave(self._leaving, extras)

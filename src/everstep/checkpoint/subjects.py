@@ -7,7 +7,7 @@ a saved state fits is decided before anything is changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
@@ -20,17 +20,28 @@ Tree: TypeAlias = dict[str, Any]
 
 
 class Subjects:
-    def __init__(self, things: Mapping[str, Any], *, rank: int = 0, num_ranks: int = 1) -> None:
+    def __init__(
+        self,
+        things: Mapping[str, Any],
+        *,
+        rank: int = 0,
+        num_ranks: int = 1,
+        replicated: Collection[str] = (),
+    ) -> None:
+        """`replicated`: modules alike on all ranks, beside those in DistributedDataParallel."""
         _check_things(things)
+        modules = {
+            name
+            for name, thing in things.items()
+            if name in replicated or isinstance(thing, DistributedDataParallel)
+        }
         self._rank = rank
         self._things = {name: _unwrap(thing) for name, thing in things.items()}
-        self._shared = _shared_names(things) if num_ranks > 1 else set(things)
+        self._shared = _shared_names(things, modules) if num_ranks > 1 else set(things)
         # Between two forward passes the buffers of a replicated model differ: each rank's batch
         # has gone into its own. Rank 0's are the model's, the others' are kept beside it.
         self._buffers = {
-            name: {key for key, _ in self._things[name].named_buffers()}
-            for name, thing in things.items()
-            if isinstance(thing, DistributedDataParallel)
+            name: {key for key, _ in self._things[name].named_buffers()} for name in modules
         }
         self.optimizers = [each for each in self._things.values() if isinstance(each, Optimizer)]
 
@@ -79,9 +90,7 @@ class Subjects:
 
     def restore(self, shared: Tree, own: Tree, *, kinds: Mapping[str, str], source: str) -> None:
         """`source` names the checkpoint in errors. Raises before anything is changed."""
-        states = {
-            name: _joined(shared.get(name), own.get(name)) for name in {**shared, **own}
-        }
+        states = {name: _joined(shared.get(name), own.get(name)) for name in {**shared, **own}}
         if problems := list(self._problems(states, kinds)):
             raise CheckpointMismatch(source, problems=problems)
         for name, thing in self._things.items():
@@ -105,17 +114,14 @@ class Subjects:
 
 
 def hook_updates(
-    optimizers: list[Optimizer], *, before: Callable[[], None], after: Callable[[], None]
+    optimizers: Iterable[Optimizer], *, before: Callable[[], None] | None, after: Callable[[], None]
 ) -> Callable[[], None]:
     """Calls `before` and `after` around every step of these; returns what takes the hooks out."""
-    handles = [
-        handle
-        for each in optimizers
-        for handle in (
-            each.register_step_pre_hook(lambda *_: before()),
-            each.register_step_post_hook(lambda *_: after()),
-        )
-    ]
+    handles = []
+    for each in optimizers:
+        if before is not None:
+            handles.append(each.register_step_pre_hook(lambda *_: before()))
+        handles.append(each.register_step_post_hook(lambda *_: after()))
 
     def remove() -> None:
         for handle in handles:
@@ -147,7 +153,9 @@ def _unwrap(thing: Any) -> Any:
     if isinstance(thing, nn.Module) and thing._modules.get("_orig_mod") is not None:
         return _unwrap(thing._modules["_orig_mod"])
     # accelerate puts its optimizer around the real one, which is stepped and has the hooks.
-    if isinstance(thing, Optimizer) and isinstance(inner := getattr(thing, "optimizer", None), Optimizer):
+    if isinstance(thing, Optimizer) and isinstance(
+        inner := getattr(thing, "optimizer", None), Optimizer
+    ):
         return inner
     return thing
 
@@ -157,9 +165,8 @@ def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
         yield from group["params"]
 
 
-def _shared_names(things: Mapping[str, Any]) -> set[str]:
-    """DistributedDataParallel modules, and the optimizers of nothing but their parameters."""
-    modules = {n for n, thing in things.items() if isinstance(thing, DistributedDataParallel)}
+def _shared_names(things: Mapping[str, Any], modules: set[str]) -> set[str]:
+    """The replicated modules, and the optimizers of nothing but their parameters."""
     parameters = {id(p) for name in modules for p in things[name].parameters()}
     optimizers = {
         name
@@ -178,9 +185,7 @@ def _joined(shared: Any, own: Any) -> Any:
     return shared
 
 
-def _module_problems(
-    name: str, here: Mapping[str, Any], there: Mapping[str, Any]
-) -> Iterator[str]:
+def _module_problems(name: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> Iterator[str]:
     for key in here.keys() - there.keys():
         yield f"{name} has '{key}', the checkpoint has not"
     for key in there.keys() - here.keys():

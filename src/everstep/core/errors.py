@@ -114,6 +114,8 @@ class CheckpointMismatch(EverstepError):
         )
         self.checkpoint = checkpoint
         self.problems = tuple(problems)
+
+
 class StateNotSavable(EverstepError):
     """A tree of state holds something that is neither a tensor nor plain data."""
 
