@@ -6,6 +6,7 @@ runs can be held against each other bit for bit. A module of its own: forkserver
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import multiprocessing
 from collections.abc import Iterator
@@ -79,6 +80,12 @@ class Run:
         self.steps[step] = digest
         return int(step)
 
+    def hear_steps_to_the_end(self) -> None:
+        """Until the process is gone, which must happen by itself."""
+        with contextlib.suppress(Ended):
+            while True:
+                self.hear_step()
+
     def hear_end(self) -> tuple[str, list[dict[str, Any]]]:
         """The digest of the state, and the events."""
         while True:
@@ -132,7 +139,7 @@ def train(pipe: Connection, job: Job, rank: int = 0) -> None:
     )
     for step, (inputs, targets) in saver.steps(loader, total=job.total):
         loss = nn.functional.mse_loss(model(inputs), targets)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         if (step + 1) % job.accumulate == 0:
             optimizer.step()
             scheduler.step()
@@ -149,10 +156,10 @@ def build(job: Job, rank: int) -> tuple[nn.Module, Any, Any, DataLoader[Any]]:
     model: nn.Module = nn.Sequential(
         nn.Linear(8, job.width), nn.BatchNorm1d(job.width), nn.Dropout(0.3), nn.Linear(job.width, 1)
     )
-    sampler = None
+    sampler: DistributedSampler[Any] | None = None
     if job.ranks > 1:
         assert job.meeting is not None
-        store = dist.FileStore(str(job.meeting), job.ranks)
+        store = dist.FileStore(str(job.meeting), job.ranks)  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=rank, world_size=job.ranks)
         model = DistributedDataParallel(model)
         sampler = DistributedSampler(Noisy(), num_replicas=job.ranks, rank=rank)

@@ -24,13 +24,13 @@ class Regression(pl.LightningModule):
         )
         self.seen: list[tuple[int, float]] = []
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:  # noqa: ARG002
         inputs, targets = batch
         loss = nn.functional.mse_loss(self.net(inputs), targets)
         self.seen.append((self.trainer.fit_loop.total_batch_idx, loss.item()))
         return loss
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
         inputs, targets = batch
         self.log("val_loss", nn.functional.mse_loss(self.net(inputs), targets))
 

@@ -7,7 +7,7 @@ there after one step is still there after the next, so what was agreed on can be
     rank 0   step 7 | wish: save          step 8 | saves 8
     rank 1   step 7 | no wish             step 8 | saves 8
 
-A signal that any rank has received counts as a wish of all. Numbers only travel: nothing is pickled.
+A signal that any rank has received counts as a wish of all. Only numbers travel.
 """
 
 from __future__ import annotations

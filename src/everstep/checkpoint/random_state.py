@@ -23,7 +23,7 @@ _PACKED = struct.Struct("<qqdqqdq")
 def capture_random() -> dict[str, Any]:
     """Everything that can be drawn from in this process without naming a generator."""
     state = {"torch": torch.get_rng_state(), **_capture_numpy(), **_capture_python()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states = torch.cuda.get_rng_state_all()
         state["cuda"] = {str(index): each for index, each in enumerate(states)}
     return state

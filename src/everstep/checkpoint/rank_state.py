@@ -74,8 +74,8 @@ def _is_of(name: str, rank: int) -> bool:
 def _without_others(plain: JSON, rank: int) -> JSON:
     """The tree without the branches of other ranks, whose tensors were not read."""
     match plain:
-        case {"dict": {"ranks": {"dict": dict(ranks)}, **rest}}:
-            mine: JSON = {"dict": {str(rank): ranks[str(rank)]}}
-            return {"dict": {**rest, "ranks": mine}}
-        case _:
-            raise AssertionError("a saver's checkpoint has a tree of dicts")
+        case {"dict": dict(items)}:
+            match items["ranks"]:
+                case {"dict": dict(ranks)}:
+                    return {"dict": {**items, "ranks": {"dict": {str(rank): ranks[str(rank)]}}}}
+    raise AssertionError("a saver's checkpoint has a tree of dicts")

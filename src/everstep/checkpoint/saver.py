@@ -5,8 +5,8 @@
     step_done(extras)        after every step: the policy is asked, and a copy begins or not
     end()
 
-`extras` is what the loop itself must keep, asked for only when a checkpoint is taken: where it is in
-its data, random states. It is kept per rank. Trouble with saving is an event, never an exception.
+`extras` is what the loop itself must keep, asked for only when a checkpoint is taken: its place in
+the data, random states. It is kept per rank. Trouble with saving is an event, never an exception.
 Invariant: all ranks save after the same steps, and only after an optimizer's update, when no
 gradients are left over that the checkpoint would lack.
 """

@@ -43,7 +43,8 @@ class MarkedCollate:
         batch = self._collate(samples)
         info = get_worker_info()
         assert info is not None, "marks are for loaders with workers"
-        state = info.dataset.state_dict() if is_stateful_stream(info.dataset) else None
+        dataset: Any = info.dataset
+        state = dataset.state_dict() if is_stateful_stream(dataset) else None
         return batch, Mark(info.id, pack_random(), state)
 
 
@@ -64,7 +65,8 @@ class StartWorker:
             return
         info = get_worker_info()
         if mark.dataset is not None and info is not None:
-            info.dataset.load_state_dict(mark.dataset)
+            dataset: Any = info.dataset
+            dataset.load_state_dict(mark.dataset)
         unpack_random(mark.random)
 
 

@@ -1,4 +1,4 @@
-"""Autosave in Lightning: `Trainer(callbacks=[AutosaveCallback("ckpt")])`, and `fit` goes on by itself.
+"""Autosave in Lightning: with `Trainer(callbacks=[AutosaveCallback("ckpt")])` `fit` just goes on.
 
 Keeps the module, optimizers, schedulers, the precision plugin, the loops, the other callbacks and
 the place in the training data. Saves at the end of a batch, but not of one after which a pass ends
@@ -129,7 +129,7 @@ class AutosaveCallback(Callback):
             self._loaders.append(Batches(loader, when_found=self._restore_random))
             return self._loaders[-1]
 
-        trainer.strategy.process_dataloader = prepare_and_wrap  # type: ignore[method-assign]
+        trainer.strategy.process_dataloader = prepare_and_wrap  # type: ignore[method-assign, assignment]
 
     def _restore_random(self) -> None:
         assert self._extras is not None, "a place is found only where one was kept"

@@ -93,7 +93,7 @@ class AutosaveCallback(TrainerCallback):
         self._order = _watch(kwargs["train_dataloader"])
         if self._extras is not None and self._order is not None:
             self._order.load(self._extras["order"], given=_batches_taken(args, state, self._order))
-        length = self._order and len(self._order)
+        length = None if self._order is None else len(self._order)
         self._saver.begin(total_steps=state.max_steps, loader_length=length)
 
     def on_step_begin(

@@ -78,7 +78,7 @@ def with_replacement() -> DataLoader[Any]:
 
 
 def distributed() -> DataLoader[Any]:
-    sampler = DistributedSampler(Augmented(), num_replicas=2, rank=1)
+    sampler: DistributedSampler[Any] = DistributedSampler(Augmented(), num_replicas=2, rank=1)
     return DataLoader(Augmented(), batch_size=2, sampler=sampler)
 
 
