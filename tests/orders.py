@@ -58,7 +58,15 @@ class OrderedWriter:
         fd = os.memfd_create("slot")
         os.ftruncate(fd, size_bytes)
         os.pwrite(fd, data, 0)
-        wave = Wave(job=self._num_jobs, slot=0, at=0, size_bytes=len(data), is_last=True)
+        wave = Wave(
+            job=self._num_jobs,
+            slot=0,
+            slot_at=0,
+            at=0,
+            size_bytes=len(data),
+            frees_slot=True,
+            is_last=True,
+        )
         self._writer.obey(Attach(slot=0, size_bytes=size_bytes), fd)
         self._writer.obey(begin, None)
         self._writer.obey(wave, None)

@@ -10,10 +10,12 @@ from everstep.checkpoint.state import FlatState, flatten, unflatten
 SHAPES = {"model/a": (64, 33), "model/b": (1000,), "optimizer/m": (7, 5, 3), "scalar": ()}
 
 
-def state_of(step: int, *, salt: int = 0, repeat: int = 1) -> FlatState:
-    """Every element of every tensor says the step it is of."""
+def state_of(
+    step: int, *, salt: int = 0, repeat: int = 1, scale: int = 1, prefix: str = ""
+) -> FlatState:
+    """Every element of every tensor says the step it is of. Large by `scale`."""
     tree = {
-        f"{name}-{number}": torch.full(shape, float(step * 1000 + salt))
+        f"{prefix}{name}-{number}": torch.full((*shape, scale), float(step * 1000 + salt))
         for name, shape in SHAPES.items()
         for number in range(repeat)
     }

@@ -33,6 +33,10 @@ class Slot:
     def size_bytes(self) -> int:
         return self.memory.numel()
 
+    @property
+    def address(self) -> int:
+        return self.memory.data_ptr()
+
 
 def make_slot(number: int, size_bytes: int, *, is_pinned: bool) -> Slot:
     size_bytes = round_up(size_bytes)

@@ -1,8 +1,8 @@
 """A thread that copies a state into slots while the next forward and backward pass run.
 
-On the processor, tensors are copied in pieces; a trainer that has to wait takes pieces itself. On
-a CUDA device the copies run on a side stream, ordered after what the compute stream had queued at
-the save; the next update is ordered after them on the device, and no processor waits.
+On the processor, a trainer that has to wait for the copy takes a share of it. On a CUDA device the
+copies run on a side stream, ordered after what the compute stream had queued at the save; the next
+update is ordered after them on the device, and no processor waits.
 
     compute   update k | forward  backward |  update k+1          a state that fits into a slot
     copier             |==== copy ====|    ^ before_update: returns at once
@@ -13,12 +13,11 @@ needed any more.
 
 from __future__ import annotations
 
-import ctypes
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -26,21 +25,13 @@ import torch
 
 from everstep.checkpoint.arena import Arena, Slot
 from everstep.checkpoint.image import FileImage
-from everstep.checkpoint.raw import bytes_of
+from everstep.checkpoint.pieces import Piece, Portion, batches_of, pieces_of, waves
 
 DeviceEvent: TypeAlias = tuple[torch.device, torch.cuda.Event]
 
-PIECE_BYTES = 16 << 20
-"""Large enough that Python does not show, small enough that a waiting trainer finds some left."""
 
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Bytes `at ... at + size_bytes` of a data section."""
-
-    at: int
-    size_bytes: int
-    is_last: bool
+class SaveFailed(Exception):
+    """This save cannot go on; the text says why. Never leaves the engine."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,7 +41,8 @@ class Copy:
     number: int
     image: FileImage
     tensors: Mapping[str, torch.Tensor]
-    first_slot: int
+    own_slot: int | None
+    """A slot that was taken and nobody was given yet."""
     ready: Sequence[torch.cuda.Event] = ()
     """What the compute streams had queued when the save began."""
     versions: Mapping[str, int] = field(default_factory=dict)
@@ -58,46 +50,52 @@ class Copy:
     copied: list[DeviceEvent] = field(default_factory=list)
     """The copies queued on side streams: the next update comes after them."""
     copy_s: float = 0.0
-    """Time spent copying, waits for a slot or a device's queue not counted."""
-    _pieces: deque[_Piece] = field(default_factory=deque)
+    """Time spent copying, waits for a slot not counted."""
+    _batches: deque[Sequence[Piece]] = field(default_factory=deque)
     _num_open: int = 0
+    _error: Exception | None = None
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
-    def lend(self, pieces: Sequence[_Piece]) -> None:
+    def run(self, pieces: Sequence[Piece]) -> None:
+        """Copies them on this thread, and on the trainer's if it waits."""
+        batches = batches_of(pieces)
         with self._changed:
-            self._pieces.extend(pieces)
-            self._num_open += len(pieces)
+            self._batches.extend(batches)
+            self._num_open += len(batches)
             self._changed.notify_all()
+        self._work()
+        with self._changed:
+            # What the other thread has taken: a memory copy is all that is awaited.
+            self._changed.wait_for(lambda: self._num_open == 0)
+        if self._error is not None:
+            raise self._error
 
-    def work(self) -> None:
-        """Copies pieces until there are none left to take."""
+    def _work(self) -> None:
         while True:
             with self._changed:
-                if not self._pieces:
+                if not self._batches:
                     return
-                piece = self._pieces.popleft()
+                batch = self._batches.popleft()
             try:
-                piece.copy()
+                for piece in batch:
+                    piece.copy()
+            except Exception as error:  # noqa: BLE001 raised again on the copier's thread
+                self._error = error
             finally:
                 with self._changed:
                     self._num_open -= 1
                     self._changed.notify_all()
 
-    def wait_copied(self) -> None:
-        """For pieces that another thread has taken; a memory copy is all that is awaited."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._num_open == 0)
-
     def wait_released(self, timeout_s: float) -> bool:
-        """Helps with the copying meanwhile."""
+        """Called by the trainer, who helps meanwhile."""
         deadline_s = time.monotonic() + timeout_s
         while not self.released.is_set():
-            self.work()
+            self._work()
             with self._changed:
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
                     return False
-                self._changed.wait_for(lambda: self._pieces or self.released.is_set(), left_s)
+                self._changed.wait_for(lambda: self._batches or self.released.is_set(), left_s)
         return True
 
     def release(self) -> None:
@@ -107,18 +105,15 @@ class Copy:
 
 
 class Receiver(Protocol):
-    """Who takes slots that are full. Called on the copier's thread."""
+    """Who takes what was copied. Called on the copier's thread."""
 
     def next_slot(self) -> int:
         """Waits for a slot; raises SaveFailed."""
 
-    def deliver(self, copy: Copy, slot: Slot, span: Span) -> None: ...
+    def deliver(self, copy: Copy, slot: Slot, portion: Portion) -> None:
+        """The slot is the receiver's from now on; raises SaveFailed."""
 
     def failed(self, copy: Copy, why: str) -> None: ...
-
-
-class SaveFailed(Exception):
-    """This save cannot go on; the text says why. Never leaves the engine."""
 
 
 class Copier:
@@ -148,100 +143,70 @@ class Copier:
             except Exception as error:  # noqa: BLE001 a failed save must not end training
                 self._receiver.failed(copy, f"{type(error).__name__}: {error}")
             finally:
+                if copy.own_slot is not None:
+                    self._arena.give_back(copy.own_slot)
                 copy.release()
                 copy.tensors = {}
 
     def _copy(self, copy: Copy) -> None:
-        slot_bytes = self._arena.slot_bytes(copy.image.data_bytes)
-        number = copy.first_slot
-        for span in spans(copy.image.data_bytes, slot_bytes):
-            if span.at:
-                number = self._receiver.next_slot()
-            try:
-                slot = self._copy_span(copy, number, span)
-            except BaseException:
-                self._arena.give_back(number)
-                raise
-            self._receiver.deliver(copy, slot, span)
+        data_bytes = copy.image.data_bytes
+        for wave in waves(data_bytes, self._arena.slot_bytes(data_bytes)):
+            if copy.own_slot is None:
+                copy.own_slot = self._receiver.next_slot()
+            slot = self._arena.memory(copy.own_slot, wanted_bytes=data_bytes)
+            if any(tensor.is_cuda for tensor in copy.tensors.values()):
+                self._copy_from_devices(copy, slot, wave)
+            else:
+                self._copy_from_host(copy, slot, wave)
 
-    def _copy_span(self, copy: Copy, number: int, span: Span) -> Slot:
-        slot = self._arena.memory(number, wanted_bytes=copy.image.data_bytes)
+    def _copy_from_host(self, copy: Copy, slot: Slot, wave: Sequence[Portion]) -> None:
+        for portion in wave:
+            started_s = time.perf_counter()
+            copy.run(list(pieces_of(copy.image, copy.tensors, slot, portion)))
+            copy.copy_s += time.perf_counter() - started_s
+            if portion.is_last:
+                _finish(copy, [])
+            self._receiver.deliver(copy, slot, portion)
+
+    def _copy_from_devices(self, copy: Copy, slot: Slot, wave: Sequence[Portion]) -> None:
+        """All of a wave is queued before anything is awaited, so that the trainer can go on."""
         started_s = time.perf_counter()
-        on_device = self._fill(copy, slot, span)
-        if span.is_last:
-            check_unchanged(copy)
-            copy.copied.extend(on_device)
-            copy.release()
-        for _, event in on_device:
-            event.synchronize()
+        queued = [self._queue_portion(copy, slot, portion) for portion in wave]
+        if wave[-1].is_last:
+            _finish(copy, [event for events in queued for event in events])
+        for portion, events in zip(wave, queued, strict=True):
+            for _, event in events:
+                event.synchronize()
+            self._receiver.deliver(copy, slot, portion)
         copy.copy_s += time.perf_counter() - started_s
-        return slot
 
-    def _fill(self, copy: Copy, slot: Slot, span: Span) -> list[DeviceEvent]:
-        pieces = list(pieces_of(copy, slot, span))
-        on_device = [piece for piece in pieces if piece.source.is_cuda]
-        events = self._queue_on_device(copy, on_device)
-        copy.lend([piece for piece in pieces if not piece.source.is_cuda])
-        copy.work()
-        copy.wait_copied()
-        return events
-
-    def _queue_on_device(self, copy: Copy, pieces: Sequence[_Piece]) -> list[DeviceEvent]:
+    def _queue_portion(self, copy: Copy, slot: Slot, portion: Portion) -> list[DeviceEvent]:
+        pieces = list(pieces_of(copy.image, copy.tensors, slot, portion))
         events = []
-        for device in {piece.source.device for piece in pieces}:
-            stream = self._streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
-            for ready in copy.ready:
-                stream.wait_event(ready)
+        for device in {piece.source.device for piece in pieces if piece.source.is_cuda}:
+            stream = self._stream(device, copy.ready)
             with torch.cuda.stream(stream):
                 for piece in pieces:
                     if piece.source.device == device:
                         piece.copy()
                 events.append((device, stream.record_event()))
+        copy.run([piece for piece in pieces if not piece.source.is_cuda])
         return events
 
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """Bytes `first ... first + size_bytes` of a tensor, and where they go in a slot."""
-
-    source: torch.Tensor
-    first: int
-    size_bytes: int
-    target: torch.Tensor
-
-    def copy(self) -> None:
-        source = self.source.resolve_conj().resolve_neg().contiguous()
-        if source.is_cuda:
-            wanted = bytes_of(source)[self.first : self.first + self.size_bytes]
-            self.target.copy_(wanted, non_blocking=True)
-        else:
-            # Not torch's copy: that would wake a second pool of threads beside the trainer's.
-            ctypes.memmove(self.target.data_ptr(), source.data_ptr() + self.first, self.size_bytes)
+    def _stream(self, device: torch.device, ready: Sequence[torch.cuda.Event]) -> torch.cuda.Stream:
+        """The side stream, behind what the compute streams had queued."""
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        for event in ready:
+            self._streams[device].wait_event(event)
+        return self._streams[device]
 
 
-def spans(data_bytes: int, slot_bytes: int) -> Iterator[Span]:
-    """The waves of a state: one when it fits into a slot."""
-    at = 0
-    while True:
-        size_bytes = min(slot_bytes, data_bytes - at)
-        is_last = at + size_bytes == data_bytes
-        yield Span(at, size_bytes, is_last)
-        if is_last:
-            return
-        at += size_bytes
-
-
-def pieces_of(copy: Copy, slot: Slot, span: Span) -> Iterator[_Piece]:
-    for placed in copy.image.placed:
-        low = max(placed.start, span.at)
-        high = min(placed.start + placed.content.size_bytes, span.at + span.size_bytes)
-        source = copy.tensors[placed.content.name]
-        # What is not contiguous is made so by each piece: then one piece is best.
-        step = PIECE_BYTES if source.is_contiguous() else max(high - low, 1)
-        for start in range(low, high, step):
-            size_bytes = min(step, high - start)
-            target = slot.memory[start - span.at : start - span.at + size_bytes]
-            yield _Piece(source, start - placed.start, size_bytes, target)
+def _finish(copy: Copy, on_device: Sequence[DeviceEvent]) -> None:
+    """Everything is copied or queued behind events: the trainer may go on."""
+    check_unchanged(copy)
+    copy.copied.extend(dict(on_device).items())  # The last of each device.
+    copy.release()
 
 
 def versions_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from everstep.checkpoint.arena import Arena, Slot
-from everstep.checkpoint.copier import Copy, SaveFailed, Span
+from everstep.checkpoint.copier import Copy, SaveFailed
 from everstep.checkpoint.layout import Part
+from everstep.checkpoint.pieces import Portion
 from everstep.checkpoint.state import JSON
 from everstep.checkpoint.telemetry import DeviceWait
 from everstep.checkpoint.wire import (
@@ -77,6 +78,8 @@ class Delivery:
         self._saves: dict[int, Save] = {}
         self._num_ending = 0
         self._slots: dict[int, WriterProcess] = {}
+        self._lent: dict[int, tuple[WriterProcess, int]] = {}
+        """Slots that a writer has begun with and the copier still fills, by save."""
         self._writer: WriterProcess | None = None
         self.disk_bytes_per_s = 0.0
 
@@ -102,48 +105,55 @@ class Delivery:
             raise SaveFailed(f"the disk has not taken a wave within {self._wave_timeout_s:.0f} s")
         return number
 
-    def deliver(self, copy: Copy, slot: Slot, span: Span) -> None:
+    def deliver(self, copy: Copy, slot: Slot, portion: Portion) -> None:
         save, writer = self._assign(copy, slot)
         wave = Wave(
             job=copy.number,
             slot=slot.number,
-            at=span.at,
-            size_bytes=span.size_bytes,
-            is_last=span.is_last,
+            slot_at=portion.slot_at,
+            at=portion.at,
+            size_bytes=portion.size_bytes,
+            frees_slot=portion.is_last_of_slot,
+            is_last=portion.is_last,
         )
         try:
-            if span.at == 0:
+            if portion.at == 0:
                 writer.send(_begin(save, self._part))
             writer.attach(slot)
             writer.send(wave)
         except OSError as error:
-            self._free(slot.number, writer)
             raise SaveFailed(f"the writer cannot be reached: {error}") from None
         with self._changed:
-            save.is_handed_over = span.is_last
+            if portion.is_last_of_slot:
+                del self._lent[copy.number]
+            save.is_handed_over = portion.is_last
             self._changed.notify_all()
 
     def _assign(self, copy: Copy, slot: Slot) -> tuple[Save, WriterProcess]:
         """Whom the slot goes to. In one step with saying so, or a death could come between."""
         with self._changed:
             save = self._saves.get(copy.number)
+            if save is None:
+                raise SaveFailed("the writer has given up on it")
             try:
-                if save is None:
-                    raise SaveFailed("the writer has given up on it")
                 writer = save.writer = save.writer or self.start_writer()
-            except (OSError, SaveFailed) as error:
-                self._arena.give_back(slot.number)
-                raise SaveFailed(str(error)) from None
+            except OSError as error:
+                raise SaveFailed(f"no writer can be started: {error}") from None
             self._slots[slot.number] = writer
+            self._lent[copy.number] = writer, slot.number
+            copy.own_slot = None
             return save, writer
 
     def failed(self, copy: Copy, why: str) -> None:
-        self._try_send(Abandon(job=copy.number))
+        if copy.number in self._lent:
+            writer, slot = self._lent.pop(copy.number)
+            _try_send(writer, Abandon(job=copy.number, slot=slot))
         self._end(copy.number, why)
 
     def remove(self, steps: tuple[int, ...]) -> None:
         """If the writer dies before it has, the next one is told after the next save."""
-        self._try_send(Remove(steps=steps))
+        if self._writer is not None:
+            _try_send(self._writer, Remove(steps=steps))
 
     def wait_handed_over(self, timeout_s: float) -> None:
         self._wait("hand-over", lambda save: not save.is_handed_over, timeout_s)
@@ -169,12 +179,6 @@ class Delivery:
         """Whether the writer has done all and ended; if not, it goes on alone."""
         writer = self._writer
         return writer is None or writer.finish(timeout_s)
-
-    def _try_send(self, order: Order) -> None:
-        writer = self._writer
-        if writer is not None:
-            with contextlib.suppress(OSError):  # It is dead, and its listener says so.
-                writer.send(order)
 
     def _heard(self, writer: WriterProcess, report: Report) -> None:
         match report:
@@ -217,6 +221,11 @@ class Delivery:
             with self._changed:
                 self._num_ending -= 1
                 self._changed.notify_all()
+
+
+def _try_send(writer: WriterProcess, order: Order) -> None:
+    with contextlib.suppress(OSError):  # It is dead, and its listener says so.
+        writer.send(order)
 
 
 def _begin(save: Save, part: Part) -> Begin:

@@ -157,7 +157,7 @@ class Engine:
             number=self._num_saves,
             image=image,
             tensors=tensors,
-            first_slot=slot,
+            own_slot=slot,
             ready=queued_events(tensors.values()),
             versions=versions_of(tensors),
         )

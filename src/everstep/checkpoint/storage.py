@@ -57,7 +57,7 @@ class Storage(Protocol):
         """A new shard, held: while it is open, nobody takes it for a dead writer's."""
 
     def add_part(self, record: PartRecord) -> None:
-        """The shard is on disk; so is its record after this."""
+        """The shard is on disk. So is its record after this, when there are others to read it."""
 
     def try_commit(self, step: int, run: str, *, of: int) -> list[int]:
         """The parts that are still missing; none: the checkpoint is there, and on disk."""
@@ -103,6 +103,8 @@ class LocalStorage:
         self._directory = directory
         self._disk = disk or LocalDisk()
         self._losses: dict[int, float | None] = {}
+        self._alone: PartRecord | None = None
+        """A part that is the whole checkpoint: nobody else has to find its record on disk."""
 
     @property
     def directory(self) -> Path:
@@ -121,6 +123,9 @@ class LocalStorage:
         return self._directory / partial_name(step, run)
 
     def add_part(self, record: PartRecord) -> None:
+        if record.of == 1:
+            self._alone = record
+            return
         partial = self.partial(record.step, record.run)
         write_file(self._disk, partial / part_file_name(record.index), seal(record))
         self._disk.sync_directory(partial)
@@ -150,11 +155,16 @@ class LocalStorage:
         else:
             self._disk.rename(partial, target)
             self._disk.sync_directory(self._directory)
-        for part in manifest.parts:
-            self._disk.remove(target / part_file_name(part.index))
+        if len(manifest.parts) > 1:
+            for part in manifest.parts:
+                self._disk.remove(target / part_file_name(part.index))
+        self._alone = None
         self._losses.pop(manifest.step, None)
 
     def _read_parts(self, step: int, run: str, of: int) -> list[PartRecord]:
+        alone = self._alone
+        if alone is not None and (alone.step, alone.run, of) == (step, run, 1):
+            return [alone]
         parts = []
         for index in range(of):
             path = self.partial(step, run) / part_file_name(index)

@@ -59,19 +59,23 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Wave(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Bytes `at ... at + size_bytes` of the data section lie in a slot."""
+    """Bytes `at ... at + size_bytes` of the data section lie in a slot, from `slot_at` on."""
 
     job: int
     slot: int
+    slot_at: int
     at: int
     size_bytes: int
+    frees_slot: bool
+    """Nothing more comes in this slot: it is free when this is written."""
     is_last: bool
 
 
 class Abandon(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """No further wave of this job will come."""
+    """No further wave of this job will come, and nothing more in that slot."""
 
     job: int
+    slot: int
 
 
 class Remove(msgspec.Struct, frozen=True, kw_only=True, tag=True):

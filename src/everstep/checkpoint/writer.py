@@ -92,8 +92,9 @@ class Writer:
                 self._begin(order)
             case Wave():
                 self._wave(order)
-            case Abandon(job=number):
+            case Abandon(job=number, slot=slot):
                 self._drop(number)
+                self._tell(SlotFree(slot=slot))
             case Remove(steps=steps):
                 self._remove(steps)
 
@@ -136,12 +137,13 @@ class Writer:
         job = self._jobs.get(wave.job)
         try:
             if job is not None:
-                slot = self._slots.views[wave.slot]
+                slot = self._slots.views[wave.slot][wave.slot_at :]
                 job.shard.write(slot, at=wave.at, size_bytes=wave.size_bytes)
         except _TROUBLE as error:
             self._fail(wave.job, _why(error))
         finally:
-            self._tell(SlotFree(slot=wave.slot))
+            if wave.frees_slot:
+                self._tell(SlotFree(slot=wave.slot))
         if wave.is_last and wave.job in self._jobs:
             self._finish(wave.job)
 

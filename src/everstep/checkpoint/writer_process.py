@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import everstep
 from everstep.checkpoint.arena import Slot
 from everstep.checkpoint.wire import Attach, Order, Report, Wire
 
@@ -87,6 +86,6 @@ def _how(code: int) -> str:
 
 def _environment() -> dict[str, str]:
     """The trainer's, with everstep on the path even where only the trainer's sys.path had it."""
-    home = str(Path(everstep.__file__).parent.parent)
+    home = str(Path(__file__).parents[2])
     known = os.environ.get("PYTHONPATH")
     return {**os.environ, "PYTHONPATH": f"{home}{os.pathsep}{known}" if known else home}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterator
+from itertools import count
 
 from everstep.core.errors import PlanInvalid
 from everstep.core.ids import WorkerId
@@ -14,8 +15,7 @@ from everstep.schedule.actions import Action, Kind
 from everstep.schedule.plan import Channel, Plan, peak_in_flight
 from everstep.schedule.problem import Problem
 
-_Place = tuple[Kind, int, int, int]
-"""(kind, stage, replica, micro-batch): there is exactly one action of each."""
+_KIND = {Kind.FORWARD: 0, Kind.INPUT_GRADIENT: 1, Kind.WEIGHT_GRADIENT: 2}
 
 _TOLERANCE = 1e-9
 """Relative to the makespan: planned times are sums of floats."""
@@ -30,30 +30,43 @@ def require_valid(plan: Plan) -> Plan:
 
 def check(plan: Plan) -> list[str]:
     """Every rule the plan breaks. The later rules look things up that the first ones establish."""
-    for rules in (_check_each_once, _check_peers, _check_orders):
-        problems = list(rules(plan))
-        if problems:
-            return problems
-    return [*_check_times(plan), *_check_figures(plan)]
+    problems = list(_check_each_once(plan))
+    if problems:
+        return problems
+    actions = _by_place(plan)
+    problems = list(_check_peers(plan, actions)) or list(_check_orders(plan))
+    return problems or [*_check_times(plan, actions), *_check_figures(plan)]
 
 
-def _by_place(plan: Plan) -> dict[_Place, Action]:
-    return {
-        (action.kind, action.stage, action.replica, action.microbatch): action
-        for row in plan.actions.values()
-        for action in row
+def _place(problem: Problem, action: Action) -> int:
+    """A number for each F, B and W of each micro-batch on each stage: there is one action of each.
+
+    Numbers, because a plan has hundreds of thousands: F of the stage before is at place - 3, what
+    B follows, and what W follows, on the same stage at place - 1.
+    """
+    job = action.replica * problem.microbatches + action.microbatch
+    return (job * problem.stages + action.stage) * 3 + _KIND[action.kind]
+
+
+def _by_place(plan: Plan) -> list[Action]:
+    placed = {
+        _place(plan.problem, action): action for row in plan.actions.values() for action in row
     }
+    return [placed[place] for place in range(len(placed))]
 
 
 def _check_each_once(plan: Plan) -> Iterator[str]:
     """Every micro-batch runs F, B and W once per stage, on one live worker of that stage."""
     problem = plan.problem
-    seen: set[_Place] = set()
+    seen: set[int] = set()
     for worker, row in plan.actions.items():
         if worker in problem.lost and row:
             yield f"lost worker {worker} is given {len(row)} actions"
         for action in row:
-            place = (action.kind, action.stage, action.replica, action.microbatch)
+            if not _is_inside(problem, action):
+                yield f"{action} is outside the shape"
+                continue
+            place = _place(problem, action)
             if place in seen:
                 yield f"{action} is planned twice"
             seen.add(place)
@@ -61,8 +74,6 @@ def _check_each_once(plan: Plan) -> Iterator[str]:
                 yield f"{action} is listed under worker {worker}"
             if action.stage != worker.stage:
                 yield f"{action} of stage {action.stage} is on a worker of stage {worker.stage}"
-            if not _is_inside(problem, action):
-                yield f"{action} is outside the shape"
     expected = 3 * problem.stages * problem.replicas * problem.microbatches
     if len(seen) < expected:
         yield f"{expected - len(seen)} actions are missing, first {_first_missing(problem, seen)}"
@@ -77,29 +88,23 @@ def _is_inside(problem: Problem, action: Action) -> bool:
     )
 
 
-def _first_missing(problem: Problem, seen: set[_Place]) -> str:
-    for stage in range(problem.stages):
-        for replica in range(problem.replicas):
-            for microbatch in range(problem.microbatches):
-                for kind in Kind:
-                    if (kind, stage, replica, microbatch) not in seen:
-                        return f"{kind}{replica}.{microbatch} on stage {stage}"
-    raise AssertionError("nothing is missing")
+def _first_missing(problem: Problem, seen: set[int]) -> str:
+    first = next(place for place in count() if place not in seen)
+    where, kind = divmod(first, 3)
+    job, stage = divmod(where, problem.stages)
+    replica, microbatch = divmod(job, problem.microbatches)
+    return f"{list(_KIND)[kind]}{replica}.{microbatch} on stage {stage}"
 
 
-def _check_peers(plan: Plan) -> Iterator[str]:
+def _check_peers(plan: Plan, actions: list[Action]) -> Iterator[str]:
     """F, B and W of a micro-batch share a worker, and its neighbours in the route are its peers."""
-    actions = _by_place(plan)
     last = plan.problem.stages - 1
-    for (kind, stage, replica, microbatch), action in actions.items():
-        forward = actions[Kind.FORWARD, stage, replica, microbatch]
+    for place, action in enumerate(actions):
+        kind, forward = action.kind, actions[place - place % 3]
         if action.worker != forward.worker:
             yield f"{action} is not where its activations are, on {forward.worker}"
-        before = after = None
-        if stage:
-            before = actions[Kind.FORWARD, stage - 1, replica, microbatch].worker
-        if stage < last:
-            after = actions[Kind.FORWARD, stage + 1, replica, microbatch].worker
+        before = actions[place - 3].worker if action.stage else None
+        after = actions[place + 3].worker if action.stage < last else None
         expected: tuple[WorkerId | None, WorkerId | None] = (None, None)
         if kind is Kind.FORWARD:
             expected = (before, after)
@@ -139,39 +144,32 @@ def _brief(order: list[tuple[int, int]]) -> str:
     return f"[{shown}{' ...' if len(order) > 6 else ''}]"
 
 
-def _needs(plan: Plan, action: Action) -> list[_Place]:
+def _needs(plan: Plan, action: Action, place: int) -> tuple[int, ...]:
     """What must be over before the action can start, besides the worker's earlier actions."""
-    stage, replica, microbatch = action.stage, action.replica, action.microbatch
     if action.kind is Kind.FORWARD:
-        return [(Kind.FORWARD, stage - 1, replica, microbatch)] if stage else []
-    if action.kind is Kind.WEIGHT_GRADIENT:
-        return [(Kind.INPUT_GRADIENT, stage, replica, microbatch)]
-    needs: list[_Place] = [(Kind.FORWARD, stage, replica, microbatch)]
-    if stage < plan.problem.stages - 1:
-        # Glued, the gradient leaves the later stage when its W is over, too.
-        leaves_after = Kind.INPUT_GRADIENT
-        if plan.problem.variant.is_glued:
-            leaves_after = Kind.WEIGHT_GRADIENT
-        needs.append((leaves_after, stage + 1, replica, microbatch))
-    return needs
+        return (place - 3,) if action.stage else ()
+    if action.kind is Kind.WEIGHT_GRADIENT or action.stage == plan.problem.stages - 1:
+        return (place - 1,)
+    # Glued, the gradient leaves the later stage when its W is over, too.
+    return place - 1, place + (4 if plan.problem.variant.is_glued else 3)
 
 
 def _check_progress(plan: Plan) -> Iterator[str]:
     """Runs the lists without a clock: a worker whose next action can never start is stuck."""
-    done: set[_Place] = set()
+    done: set[int] = set()
     position = dict.fromkeys(plan.actions, 0)
-    waiting_for: dict[_Place, list[WorkerId]] = defaultdict(list)
+    waiting_for: dict[int, list[WorkerId]] = defaultdict(list)
     runnable = deque(plan.actions)
     while runnable:
         worker = runnable.popleft()
         row = plan.actions[worker]
         while position[worker] < len(row):
             action = row[position[worker]]
-            missing = [place for place in _needs(plan, action) if place not in done]
+            place = _place(plan.problem, action)
+            missing = [needed for needed in _needs(plan, action, place) if needed not in done]
             if missing:
                 waiting_for[missing[0]].append(worker)
                 break
-            place = (action.kind, action.stage, action.replica, action.microbatch)
             done.add(place)
             position[worker] += 1
             runnable.extend(waiting_for.pop(place, ()))
@@ -180,9 +178,8 @@ def _check_progress(plan: Plan) -> Iterator[str]:
             yield f"worker {worker} waits for ever before {row[position[worker]]}"
 
 
-def _check_times(plan: Plan) -> Iterator[str]:
+def _check_times(plan: Plan, actions: list[Action]) -> Iterator[str]:
     """Durations are as given, nothing overlaps on a worker, nothing starts before what it needs."""
-    actions = _by_place(plan)
     durations = plan.problem.durations
     slack = _TOLERANCE * plan.makespan
     # The planner's ticks round measured durations to a millionth of the longest one.
@@ -203,7 +200,7 @@ def _check_times(plan: Plan) -> Iterator[str]:
             if action.start < free_at - slack:
                 yield f"{action} starts at {action.start:g}, before {worker} is free at {free_at:g}"
             free_at = action.end
-            for place in _needs(plan, action):
+            for place in _needs(plan, action, _place(plan.problem, action)):
                 needed = actions[place]
                 transfer = durations.transfer if needed.worker != worker else 0.0
                 if action.start < needed.end + transfer - rounding:

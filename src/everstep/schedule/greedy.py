@@ -27,13 +27,21 @@ _NEAREST = 4
 _NOTHING = (float("inf"), 0, 0)
 
 
-def priorities(work: Workload, *, leads: Sequence[float] | None = None) -> Priorities:
+def priorities(
+    work: Workload,
+    *,
+    leads: Sequence[float] | None = None,
+    routes: Routes | None = None,
+    yielding: float = 0.0,
+) -> Priorities:
     """The plain rule is B, then F, then W as filler.
 
     Args:
         leads: per stage, by how many micro-batches F may run ahead of B: F of micro-batch m goes
             before B of micro-batch k while m < k + lead. The plain rule is a lead below any
             micro-batch; one above any puts F first.
+        yielding: by how many micro-batches a worker puts F of what it has adopted (see `routes`)
+            behind its own; before its own when negative.
     """
     leads = leads or [B_FIRST] * work.stages
     num_jobs = work.num_jobs
@@ -44,9 +52,11 @@ def priorities(work: Workload, *, leads: Sequence[float] | None = None) -> Prior
         replica, microbatch = divmod(job, work.microbatches)
         # Micro-batch by micro-batch, so that all replicas progress alike.
         turn = microbatch * work.replicas + replica
-        for lead in leads:
+        for stage, lead in enumerate(leads):
             ahead = min(max(lead * work.replicas, -num_jobs), num_jobs)
-            urgency += (turn, turn + ahead, turn + filler)
+            is_adopted = routes is not None and routes[stage][job] != replica
+            forward = turn + yielding * work.replicas if is_adopted else turn
+            urgency += (forward, turn + ahead, turn + filler)
     return urgency
 
 

@@ -68,7 +68,13 @@ def _search(
     ):
         return table
     return improve(
-        work, table, target=bound, budget_s=effort.improve_s, clock=clock, seed=effort.seed
+        work,
+        table,
+        target=bound,
+        budget_s=effort.improve_s,
+        clock=clock,
+        draw_routes=(lambda rng: route(problem, rng=rng)) if len(problem.lost) > 1 else None,
+        seed=effort.seed,
     )
 
 

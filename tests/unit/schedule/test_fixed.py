@@ -5,7 +5,7 @@ import inspect
 from everstep.schedule import grid
 from everstep.schedule.fixed import one_f_one_b
 from everstep.schedule.planner import plan
-from everstep.schedule.routing import _route_stage
+from everstep.schedule.routing import _route_stage, route
 from problems import problem
 
 
@@ -23,7 +23,7 @@ def test_one_f_one_b_is_as_its_picture_shows() -> None:
 
 
 def test_routing_is_as_its_picture_shows() -> None:
-    adopted = _route_stage(problem((3, 4, 6), [(1, 0)]), 0)[6:12]
+    adopted = route(problem((3, 4, 6), [(1, 0)]))[0][6:12]
     assert " ".join(map(str, adopted)) + "     (on stage 0)" in (inspect.getdoc(_route_stage) or "")
 
 

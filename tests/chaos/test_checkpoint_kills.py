@@ -1,0 +1,42 @@
+"""SIGKILLs while checkpoints are saved: what was durable stays, what is found is whole."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from crash_trainer import WAIT_S, crash, hear, kills, save_and_die, started, wait_gone
+from everstep.checkpoint.restore import newest, wait_writers
+from states import what_is_in
+
+NUM_KILLS = 20
+
+
+@pytest.mark.timeout(120)
+def test_no_kill_loses_a_durable_checkpoint_or_leaves_a_mixed_one(tmp_path: Path) -> None:
+    step, num_in_a_save = -1, 0
+    for kill in kills(NUM_KILLS, seed=5, within_s=0.15):
+        step, was_saving = crash(tmp_path, kill, first_step=step + 1, scale=500)
+        num_in_a_save += was_saving
+    assert step > 0
+    assert num_in_a_save > 0, "no kill fell into a save: the test shows nothing"
+
+
+@pytest.mark.timeout(60)
+def test_a_state_that_was_copied_becomes_durable_although_the_trainer_is_killed(
+    tmp_path: Path,
+) -> None:
+    with started(save_and_die, tmp_path) as (process, pipe):
+        writer_pid = hear(pipe)
+        process.join(WAIT_S)
+        assert process.exitcode == -signal.SIGKILL
+    assert newest(tmp_path) is None
+    os.kill(writer_pid, signal.SIGCONT)
+    wait_gone(writer_pid)
+    assert wait_writers(tmp_path, timeout_s=WAIT_S)
+    found = newest(tmp_path)
+    assert found is not None
+    assert what_is_in(found) == (1, 0)
