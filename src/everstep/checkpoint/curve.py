@@ -13,12 +13,14 @@ Pure; the same losses give the same curve.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from everstep.checkpoint.curve_fit import LEAST_POINTS, Curve, Floats, fit_curve
+from everstep.core.errors import ConfigError
 
 __all__ = ["Curve", "LossHistory"]
 
@@ -28,6 +30,8 @@ _POINTS_PER_JOB = 256
 _REFIT_GROWTH = 1.25
 _FORGIVEN = 1.0
 """Standard deviations of a miss that are no sign of a change."""
+_MOST_OF_ONE = 6.0
+"""No single point counts for more: a spike is no change."""
 _ALARM = 20.0
 _CALM = 5.0
 """Below it no change is under way, so the curve may be fitted to what came last."""
@@ -58,6 +62,34 @@ class LossHistory:
     def curve(self) -> Curve | None:
         return self._curve
 
+    def to_json(self) -> dict[str, object]:
+        """To be kept with a checkpoint, so that a resumed job still knows its beginning."""
+        return {
+            "points": [[point.step, point.loss, point.num_steps] for point in self._points],
+            "steps_ever": self._num_steps_ever - len(self._open),
+            "start_loss": self._start_loss,
+            "gained_before": self._gained_before,
+        }
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> LossHistory:
+        history = LossHistory()
+        try:
+            history._points = [
+                _Point(float(step), float(loss), int(number))
+                for step, loss, number in document["points"]
+            ]
+            history._num_steps_ever = int(document["steps_ever"])
+            start = document["start_loss"]
+            history._start_loss = None if start is None else float(start)
+            history._gained_before = float(document["gained_before"])
+        except (KeyError, TypeError, ValueError) as error:
+            rule = f"must be what LossHistory.to_json gave ({type(error).__name__}: {error})"
+            raise ConfigError("loss history", "of another form", rule) from None
+        history._num_steps = sum(point.num_steps for point in history._points)
+        history._take(_through(history._points))
+        return history
+
     def add(self, step: float, loss: float) -> None:
         """Steps must rise; one that does not was run again, and what came after it is taken out."""
         if (self._open and step <= self._open[-1][0]) or self._points_reach(step):
@@ -83,9 +115,13 @@ class LossHistory:
 
     def _rewind(self, step: float) -> None:
         # After a rollback the same steps come again; the curve fitted to them still holds.
-        self._open = [seen for seen in self._open if seen[0] < step]
+        kept = [seen for seen in self._open if seen[0] < step]
+        dropped = len(self._open) - len(kept)
         while self._points_reach(step):
-            self._num_steps -= self._points.pop().num_steps
+            dropped += self._points.pop().num_steps
+        self._open = kept
+        self._num_steps -= dropped
+        self._num_steps_ever -= dropped
         self._drift = _Drift()
 
     def _close_point(self) -> None:
@@ -104,7 +140,8 @@ class LossHistory:
 
     def _curve_miss(self, point: _Point) -> float:
         assert self._curve is not None
-        return (point.loss - self._curve.loss(point.step)) / self._noise
+        miss = (point.loss - self._curve.loss(point.step)) / self._noise
+        return min(max(miss, -_MOST_OF_ONE), _MOST_OF_ONE)
 
     def _reconsider(self, begin: int) -> None:
         """The points from `begin` on are off the curve: fits all again, or begins anew there."""
@@ -140,7 +177,7 @@ class LossHistory:
         self._take(curve)
 
     def _take(self, curve: Curve | None) -> None:
-        self._next_fit = math.ceil(self._num_steps * _REFIT_GROWTH)
+        self._next_fit = max(LEAST_POINTS, math.ceil(self._num_steps * _REFIT_GROWTH))
         self._drift = _Drift()
         self._curve = None
         if curve is not None:

@@ -110,10 +110,13 @@ def fit_curve(steps: Floats, losses: Floats, counts: Floats) -> Curve | None:
 
     `steps` must rise.
     """
-    spread = float(np.ptp(losses)) if len(losses) else 0.0
-    if len(losses) < LEAST_POINTS or spread <= 0 or not np.isfinite(spread):
+    if len(losses) < LEAST_POINTS:
         return None
-    first, span, low = float(steps[0]), float(steps[-1] - steps[0]), float(losses.min())
+    calm = _median_of_three(losses)
+    low, spread = float(calm.min()), float(np.ptp(calm))
+    if spread <= 0:
+        return None
+    first, span = float(steps[0]), float(steps[-1] - steps[0])
     # The square root of the number of steps: more is more certain, but a model is not exact, and
     # the many steps at the end must not drown the few at the beginning.
     points = Points(x=(steps - first) / span, y=(losses - low) / spread, weight=np.sqrt(counts))
@@ -135,17 +138,24 @@ def fit_curve(steps: Floats, losses: Floats, counts: Floats) -> Curve | None:
     )
 
 
+def _median_of_three(losses: Floats) -> Floats:
+    """Without lone spikes, which would else set the scale."""
+    before, after = np.roll(losses, 1), np.roll(losses, -1)
+    before[0], after[-1] = losses[0], losses[-1]
+    return np.asarray(np.median((before, losses, after), axis=0))
+
+
 def _best_family(points: Points) -> Family | None:
     """By the error on the last points, told from those before; None if a constant is as good."""
     num_told = max(4, round(HELD_OUT_FRACTION * len(points.x)))
     known, told = points.part(slice(None, -num_told)), points.part(slice(-num_told, None))
     constant = float(np.median(known.y))
-    best, least = None, MUST_BEAT_CONSTANT_BY * float(np.mean(np.abs(told.y - constant)))
+    best, least = None, MUST_BEAT_CONSTANT_BY * float(np.median(np.abs(told.y - constant)))
     for family in Family:
         fit = _fit_grid(known, family)
         if fit is None:
             continue
-        error = float(np.mean(np.abs(told.y - fit.at(told.x))))
+        error = float(np.median(np.abs(told.y - fit.at(told.x))))
         if error < least:
             best, least = family, error
     return best

@@ -23,7 +23,7 @@ import numpy as np
 from everstep.checkpoint.budget import Budget, ShareOfTime
 from everstep.checkpoint.curve_fit import Floats
 from everstep.checkpoint.outlook import Outlook, Workers, check_workers, look_ahead
-from everstep.checkpoint.placement import Prices, Risk, charge_for, is_worth_it
+from everstep.checkpoint.placement import Prices, Risk, benefit, number_taken
 from everstep.checkpoint.policy import Policy, Situation
 from everstep.core.errors import ConfigError
 
@@ -121,9 +121,11 @@ class LostProgress:
         is_end_known = situation.total_steps is not None
         if budget.left(situation, job_s=job_s if is_end_known else so_far_s) < 1:
             return False
+        # What is left is spread over the rest of the job by one charge for every checkpoint, so
+        # this one is due if the highest charge that it bears makes few enough of them.
         prices = self.prices(outlook)
-        charge = charge_for(prices, at_most=max(1.0, budget.left(situation, job_s=job_s)))
-        return is_worth_it(prices, step_s=situation.costs.step_s, charge=charge)
+        charge = benefit(prices, step_s=situation.costs.step_s)
+        return number_taken(prices, charge=charge) <= budget.left(situation, job_s=job_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +162,7 @@ def _is_due(objective: Objective, situation: Situation, outlook: Outlook) -> boo
     """Not before the last one is durable: a second would only wait for it."""
     if situation.steps_since < 1 or situation.seconds_since < situation.costs.durable_s:
         return False
-    return is_worth_it(objective.prices(outlook), step_s=situation.costs.step_s)
+    return benefit(objective.prices(outlook), step_s=situation.costs.step_s) >= 0
 
 
 def _progress_at_stop(outlook: Outlook, hazard: float) -> Floats:

@@ -6,7 +6,7 @@ in the rate, taking checkpoints every tau seconds costs per second
 
     kappa / tau + rate * value * tau / 2        least at    tau = sqrt(2 kappa / (rate * value))
 
-`is_worth_it` is that formula at one moment, for use online. `place` is exact: dynamic programming
+`benefit` is that formula at one moment, for use online. `place` is exact: dynamic programming
 over step boundaries. Losing what lies between the last checkpoint a and a failure at s costs
 W(s) - W(a), W the value of all work so far, so the price of a segment obeys the quadrangle
 inequality: the best start of a segment never moves back as its end moves on, and the price is
@@ -51,27 +51,31 @@ def intervals_s(prices: Prices, *, charge: float = 0.0) -> Floats:
         return np.asarray(np.sqrt(2 * (prices.checkpoint + charge) / prices.exposure))
 
 
-def is_worth_it(prices: Prices, *, step_s: float, charge: float = 0.0) -> bool:
-    """Whether to checkpoint at the end of the first stretch rather than one step later."""
-    since_s = float(prices.seconds[0])
-    # Between two step boundaries the better is the one whose geometric mean passes tau.
-    tau_s = float(intervals_s(prices, charge=charge)[0])
-    return since_s * (since_s + step_s) >= tau_s * tau_s
+def benefit(prices: Prices, *, step_s: float) -> float:
+    """By how much dearer a checkpoint at the end of the first stretch could be and still pay.
+
+    Negative when it pays more to wait for another step.
+    """
+    since_s, price = float(prices.seconds[0]), float(prices.checkpoint[0])
+    # Of two boundaries a step apart the better is told by their geometric mean, against tau.
+    return float(prices.exposure[0]) * since_s * (since_s + step_s) / 2 - price
+
+
+def number_taken(prices: Prices, *, charge: float) -> float:
+    """How many checkpoints all stretches take if each costs `charge` more."""
+    return float(np.sum(prices.seconds / intervals_s(prices, charge=charge)))
 
 
 def charge_for(prices: Prices, *, at_most: float) -> float:
     """The extra price per checkpoint at which no more than `at_most` are taken in all stretches."""
-
-    def number(charge: float) -> float:
-        return float(np.sum(prices.seconds / intervals_s(prices, charge=charge)))
-
-    if number(0.0) <= at_most:
+    if number_taken(prices, charge=0.0) <= at_most:
         return 0.0
     # With this charge alone, and a price of nothing, it would be exactly as many.
     low, high = 0.0, (float(np.sum(prices.seconds * np.sqrt(prices.exposure / 2))) / at_most) ** 2
     for _ in range(30):
         middle = (low + high) / 2
-        low, high = (low, middle) if number(middle) <= at_most else (middle, high)
+        is_enough = number_taken(prices, charge=middle) <= at_most
+        low, high = (low, middle) if is_enough else (middle, high)
     return high
 
 
@@ -86,7 +90,7 @@ def place(prices: Prices, *, at_most: int | None = None) -> tuple[int, ...]:
         return marks
     if at_most <= 0:
         return ()
-    return _capped(segments, marks, at_most, highest=expected_price(prices, ()))
+    return _capped(segments, marks, at_most, guess=charge_for(prices, at_most=at_most))
 
 
 def expected_price(prices: Prices, marks: Sequence[int]) -> float:
@@ -163,22 +167,22 @@ def _sums(rows: Floats) -> Floats:
 
 
 def _capped(
-    segments: _Segments, many: tuple[int, ...], at_most: int, *, highest: float
+    segments: _Segments, many: tuple[int, ...], at_most: int, *, guess: float
 ) -> tuple[int, ...]:
     """Raises the charge until the number fits; joins the two ways nearest to it on a tie."""
-    low, high = 0.0, highest
+    low, high = 0.0, max(guess, 1e-12 * float(segments.lost[-1]))
     few = segments.cheapest(charge=high)
-    for _ in range(60):
-        if len(few) == at_most:
-            return few
-        middle = (low + high) / 2
+    while len(few) > at_most:
+        low, high, many = high, 2 * high, few
+        few = segments.cheapest(charge=high)
+    while len(few) < at_most and high - low > 1e-13 * high:
+        # The guess is near, so from there downwards rather than by halves from nothing.
+        middle = (low + high) / 2 if low > 0 else 0.8 * high
         marks = segments.cheapest(charge=middle)
         if len(marks) <= at_most:
             high, few = middle, marks
         else:
             low, many = middle, marks
-        if high - low <= 1e-13 * high:
-            break
     return few if len(few) == at_most else _joined(few, many, at_most)
 
 
