@@ -40,7 +40,7 @@ from everstep.checkpoint.run_record import RunRecord
 from everstep.checkpoint.signals import Signals
 from everstep.checkpoint.storage import Saved, step_name
 from everstep.checkpoint.subjects import Subjects, hook_updates
-from everstep.core.errors import CheckpointCorrupt, WaitTimedOut
+from everstep.core.errors import CheckpointCorrupt, ConfigError, WaitTimedOut
 
 _logger = logging.getLogger("everstep.checkpoint")
 
@@ -141,8 +141,7 @@ class Saver:
         directory = Path(self._settings.directory)
         found = None
         if self.rank == 0:
-            wait_writers(directory, timeout_s=self._settings.writer_wait_s)
-            found = newest(directory)
+            found = self._find_newest(directory)
         step = self._agreement.share(-1 if found is None else found.step)
         if step < 0 or self.rank == 0:
             return found
@@ -150,6 +149,15 @@ class Saver:
         if not isinstance(seen, Found):
             raise CheckpointCorrupt(str(seen.path), why=f"{seen.why}, but rank 0 could read it")
         return seen
+
+    def _find_newest(self, directory: Path) -> Found | None:
+        try:
+            wait_writers(directory, timeout_s=self._settings.writer_wait_s)
+            return newest(directory)
+        except OSError as error:
+            # To begin anew here could be to throw away what is there.
+            rule = f"whether it holds checkpoints cannot be seen: {error.strerror}"
+            raise ConfigError("directory", directory, rule) from error
 
     def _tell_resumed(self, found: Found) -> None:
         passed_over = [{"path": str(each.path), "why": each.why} for each in found.passed_over]
@@ -189,9 +197,15 @@ class Saver:
             before=None if is_told_of_updates else self.before_update,
             after=self._note_update,
         )
-        self._engine.prepare(self._size_bytes)
+        self._prepare(self._engine)
         self._signals.start()
         self._progress.begin()
+
+    def _prepare(self, engine: Engine) -> None:
+        try:
+            engine.prepare(self._size_bytes)
+        except (OSError, MemoryError) as error:
+            _logger.warning("checkpoints could not be prepared for, and may fail: %s", error)
 
     def before_update(self) -> None:
         """Returns when a copy that is under way no longer needs the parameters."""
