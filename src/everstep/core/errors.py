@@ -7,6 +7,7 @@
   - DataStalled           the dataset gave nothing for too long
   - NormNotFinite         gradients overflowed: another model, learning rate or precision
   - MissingExtra          an optional library is not installed
+  - CheckpointMismatch    a checkpoint is of another model, optimizer or set of things
   - StateNotSavable       a state holds something that no checkpoint can hold
   - NotInCheckpoint       a tensor was asked for that this checkpoint does not hold
   recover another way, or keep copies
@@ -99,6 +100,20 @@ class MissingExtra(EverstepError):
             f"{needed_for} needs {library}, which is not installed: pip install 'everstep[{extra}]'"
         )
         self.library = library
+
+
+class CheckpointMismatch(EverstepError):
+    """A good checkpoint does not fit what it should be loaded into. Nothing was changed."""
+
+    def __init__(self, checkpoint: str, *, problems: Sequence[str]) -> None:
+        shown = "; ".join(problems[:5])
+        more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
+        super().__init__(
+            f"{checkpoint} is of something else: {shown}{more}."
+            " Give what was saved there, or another directory to begin anew"
+        )
+        self.checkpoint = checkpoint
+        self.problems = tuple(problems)
 
 
 class StateNotSavable(EverstepError):
