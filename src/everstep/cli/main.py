@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from everstep.cli import demo, run, status
+from everstep.cli import demo, run, simulate, status
 from everstep.cli import plan as plan_command
 from everstep.core.errors import EverstepError
 
@@ -28,6 +28,7 @@ plan_command.add_to(app)
 demo.add_to(app)
 run.add_to(app)
 status.add_to(app)
+simulate.add_to(app)
 
 
 @app.callback()
