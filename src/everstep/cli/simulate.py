@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import re
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -12,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from everstep.cli import simulate_more
+from everstep.cli.durations import seconds, seconds_or_none
 from everstep.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from everstep.sim.scenario import Scenario
-
-_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class Format(StrEnum):
@@ -28,17 +26,8 @@ class Format(StrEnum):
 def add_to(app: typer.Typer) -> None:
     group = typer.Typer(rich_markup_mode=None, invoke_without_command=True, no_args_is_help=True)
     group.callback()(simulate_command)
+    simulate_more.add_to(group)
     app.add_typer(group, name="simulate")
-
-
-def seconds(text: str | None, *, field: str) -> float | None:
-    """`30m`, `6h`, `348d`, or plain seconds."""
-    if text is None:
-        return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
-    if found is None:
-        raise ConfigError(field, text, "must be a time such as 90, 30m, 6h or 2d")
-    return float(found[1]) * _UNITS_S[found[2] or "s"]
 
 
 def simulate_command(
@@ -125,11 +114,11 @@ def simulate_command(
         failures=TraceChoice(
             path=trace,
             servers=servers,
-            every_s=seconds(every, field="--every"),
+            every_s=seconds_or_none(every, field="--every"),
             kind=kind,
-            mtbf_s=seconds(mtbf, field="--mtbf"),
-            repair_s=seconds(repair, field="--repair") or math.inf,
-            duration_s=seconds(duration, field="--duration"),
+            mtbf_s=seconds_or_none(mtbf, field="--mtbf"),
+            repair_s=seconds(repair, field="--repair"),
+            duration_s=seconds_or_none(duration, field="--duration"),
         ),
         workers_per_node=workers_per_node,
         nodes=nodes,

@@ -21,6 +21,12 @@ class Cause(StrEnum):
     NOTICING = "noticing"
     GROUPS = "groups"
     COPY = "copy"
+    BOUNDARY = "boundary"
+    """A new worker waits for the step it joins after, and the others go on without it."""
+
+    FILLING = "filling"
+    """The first step of a generation starts with an empty pipeline."""
+
     UNDO = "undo"
     RESTART = "restart"
     LOADING = "loading"

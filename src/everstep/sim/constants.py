@@ -38,8 +38,8 @@ class Constants:
     """How many seen roll-backs the prior counts for. Small, so that a bad cluster is soon known."""
 
     # everstep
-    join_boundary_steps: float = 1.0
-    """A new worker comes in at a step boundary that is chosen ahead; meanwhile the others train."""
+    join_boundary_steps: float = 1.5
+    """A new worker comes in after the step that follows the open one: one to two steps from now."""
 
     # elastic restart and spares
     restart_s: float = 47.0

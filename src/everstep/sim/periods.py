@@ -85,6 +85,12 @@ class Periods:
             self._bounds[key] = work.units(lower_bound(work))
         return self._bounds[key]
 
+    @property
+    def filling_s(self) -> float:
+        """What the first step of a generation takes longer: the pipeline is empty. Measured on the
+        plan without losses, because plans are not kept."""
+        return self.fault_free.makespan - self.fault_free.period
+
     def finish_phases(self) -> list[float]:
         """Per stage, at which share of a step it has updated; the last one defines the step's end.
         Staggered stages end apart, so a loss may find some of them one step ahead."""

@@ -50,10 +50,10 @@ class Trace:
 
     def changes(self) -> Iterator[Change]:
         """Rows of equal time are one change: a rack that fails is noticed once."""
-        starts = np.flatnonzero(np.diff(self.time_s, prepend=-1.0) > 0)
-        ends = np.append(starts[1:], len(self.time_s))
+        starts = np.flatnonzero(np.diff(self.time_s, prepend=-1.0) > 0).tolist()
+        ends = [*starts[1:], len(self.time_s)]
         times, nodes, losses = self.time_s.tolist(), self.node.tolist(), self.is_loss.tolist()
-        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        for start, end in zip(starts, ends, strict=False):
             rows = range(start, end)
             yield Change(
                 time_s=times[start],

@@ -106,6 +106,7 @@ class Rerouting:
             (Cause.NOTICING, self._setting.noticing_s),
             (Cause.GROUPS, self._forming_s()),
             (Cause.UNDO, undo_s),
+            (Cause.FILLING, self.periods.filling_s),
         )
 
     def _survivors(self, account: Account) -> list[Survivor]:
@@ -140,15 +141,24 @@ class Rerouting:
                 (Cause.NOTICING, noticing_s),
                 (Cause.GROUPS, self._forming_s()),
                 (Cause.LOADING, self._setting.save_costs(self.fault_free_step_s).load_s),
+                (Cause.FILLING, self.periods.filling_s),
             )
 
     # Joins and moves.
 
     def _admit(self, joined: list[int], account: Account) -> None:
+        before_s = self.periods.period(tuple(self._losses))
         seated = [w for w in joined if self._place_of[w] == OUTSIDE and self._seat(w)]
-        if seated:
-            account.rungs["replica"] += 1
-            account.pause((Cause.GROUPS, self._forming_s()), (Cause.COPY, self._setting.copy_s))
+        if not seated:
+            return
+        account.rungs["replica"] += 1
+        gain_s = before_s - self.periods.period(tuple(self._losses))
+        account.pause(
+            (Cause.BOUNDARY, max(0.0, gain_s) * self._setting.constants.join_boundary_steps),
+            (Cause.GROUPS, self._forming_s()),
+            (Cause.COPY, self._setting.copy_s),
+            (Cause.FILLING, self.periods.filling_s),
+        )
 
     def _normalize(self, account: Account) -> None:
         if not self._is_normalizing or not self.can_lie_better():
@@ -161,7 +171,11 @@ class Rerouting:
             self._losses[move.vacancy.stage] -= 1
         self._relocate(decision)
         account.rungs["move"] += 1
-        account.pause((Cause.GROUPS, self._forming_s()), (Cause.COPY, self._setting.copy_s))
+        account.pause(
+            (Cause.GROUPS, self._forming_s()),
+            (Cause.COPY, self._setting.copy_s),
+            (Cause.FILLING, self.periods.filling_s),
+        )
 
     def _weigh(self, account: Account) -> Normalize | None:
         """The live decision for as many losses in each stage; only stages matter to it."""
