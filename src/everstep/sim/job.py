@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 
@@ -171,7 +172,8 @@ def in_flight_in(layers: Sequence[Layer], device_bytes: float) -> int:
     return int(free // per_microbatch) if per_microbatch else 1 << 20
 
 
-def split_evenly(layers: Sequence[Layer], num_stages: int) -> list[Sequence[Layer]]:
+@lru_cache(maxsize=1024)
+def split_evenly(layers: tuple[Layer, ...], num_stages: int) -> list[Sequence[Layer]]:
     """Contiguous slices with the lightest heaviest slice."""
     ends = cuts([layer.total for layer in layers], num_stages)
     return [layers[start:end] for start, end in zip([0, *ends], ends, strict=False)]

@@ -14,10 +14,11 @@ from functools import cached_property, lru_cache
 from everstep.core.ids import WorkerId
 from everstep.schedule.bounds import lower_bound
 from everstep.schedule.durations import Durations
+from everstep.schedule.fixed import one_f_one_b_timetable
 from everstep.schedule.plan import Plan
 from everstep.schedule.planner import plan
 from everstep.schedule.problem import Problem, Variant
-from everstep.schedule.workload import workload
+from everstep.schedule.workload import Workload, score, workload
 
 Losses = tuple[int, ...]
 """Per stage."""
@@ -73,6 +74,10 @@ class Periods:
         """Of one replica: all are alike."""
         return plan(self.problem.fault_free(self.problem.variant))
 
+    @cached_property
+    def _work(self) -> Workload:
+        return workload(self.problem)
+
     def bound(self, losses: Losses) -> float:
         """A stage's bound depends on its own losses alone."""
         return max(self.stage_bound(stage, lost) for stage, lost in enumerate(losses))
@@ -80,8 +85,9 @@ class Periods:
     def stage_bound(self, stage: int, num_lost: int) -> float:
         key = (stage, num_lost)
         if key not in self._bounds:
-            lost = frozenset(WorkerId(replica, stage) for replica in range(num_lost))
-            work = workload(replace(self.problem, lost=lost))
+            live = list(self._work.num_live)
+            live[stage] -= num_lost
+            work = replace(self._work, num_live=tuple(live))
             self._bounds[key] = work.units(lower_bound(work))
         return self._bounds[key]
 
@@ -138,7 +144,7 @@ def places(losses: Losses) -> frozenset[WorkerId]:
 
 @lru_cache(maxsize=4096)
 def one_f_one_b_s(durations: Durations, microbatches: int) -> float:
-    """The 1F1B step of one replica, from the planner."""
+    """The 1F1B step of one replica, as the planner finds its baseline."""
     problem = Problem(
         replicas=1,
         stages=len(durations.stages),
@@ -146,4 +152,5 @@ def one_f_one_b_s(durations: Durations, microbatches: int) -> float:
         durations=durations,
         variant=Variant.ONE_F_ONE_B,
     )
-    return plan(problem).period
+    work = workload(problem)
+    return work.units(score(work, one_f_one_b_timetable(work, []).starts).period)

@@ -54,11 +54,13 @@ class Trace:
         ends = [*starts[1:], len(self.time_s)]
         times, nodes, losses = self.time_s.tolist(), self.node.tolist(), self.is_loss.tolist()
         for start, end in zip(starts, ends, strict=False):
-            rows = range(start, end)
+            first = {nodes[row]: losses[row] for row in range(end - 1, start - 1, -1)}
+            last = {nodes[row]: losses[row] for row in range(start, end)}
+            # Lost and back at once is both, and a new machine; back and lost at once is nothing.
             yield Change(
                 time_s=times[start],
-                lost=tuple(nodes[row] for row in rows if losses[row]),
-                joined=tuple(nodes[row] for row in rows if not losses[row]),
+                lost=tuple(node for node in last if first[node]),
+                joined=tuple(node for node in last if not last[node]),
             )
 
     def up_node_seconds(self) -> float:

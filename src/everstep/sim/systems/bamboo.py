@@ -22,6 +22,9 @@ from everstep.sim.memory import does_not_fit
 from everstep.sim.periods import one_f_one_b_s
 from everstep.sim.setting import Setting
 
+NOWHERE = -1
+"""The pipeline of a worker that stands by."""
+
 
 class Bamboo:
     name = "bamboo"
@@ -38,8 +41,9 @@ class Bamboo:
         self._durations = job.durations()
         self._steps_s: dict[tuple[int, frozenset[int]], float] = {}
         self._is_up = [True] * setting.num_workers
-        self._members: list[list[int]] = []
-        """Per pipeline and stage, the worker."""
+        self._num_pipelines = 0
+        self._place_of: dict[int, tuple[int, int]] = {}
+        """Pipeline and stage of the workers that have one."""
 
         self._gone: dict[int, frozenset[int]] = {}
         """Per pipeline that has lost some, the stages that are taken over."""
@@ -58,11 +62,11 @@ class Bamboo:
             self._is_up[worker] = False
         for worker in joined:
             self._is_up[worker] = True
-        was_stopped = not self._members
-        hit = self._take_over(set(lost))
+        was_stopped = not self._num_pipelines
+        hit = self._take_over(lost)
         if was_stopped:
             self._regroup()
-            if self._members:
+            if self._num_pipelines:
                 self._restart(account, is_loss=False)
         elif any(self._is_fatal(stages) for stages in self._gone.values()):
             account.rungs["checkpoint"] += 1
@@ -75,13 +79,13 @@ class Bamboo:
             self._regroup_if_it_pays(account)
         self._go_on(account)
 
-    def _take_over(self, lost: set[int]) -> bool:
+    def _take_over(self, lost: list[int]) -> bool:
         is_hit = False
-        for pipeline, members in enumerate(self._members):
-            stages = {stage for stage, worker in enumerate(members) if worker in lost}
-            if stages:
+        for worker in lost:
+            pipeline, stage = self._place_of.pop(worker, (NOWHERE, 0))
+            if pipeline != NOWHERE:
                 is_hit = True
-                self._gone[pipeline] = self._gone.get(pipeline, frozenset()) | stages
+                self._gone[pipeline] = self._gone.get(pipeline, frozenset()) | {stage}
         return is_hit
 
     def _is_fatal(self, stages: frozenset[int]) -> bool:
@@ -91,7 +95,7 @@ class Bamboo:
     def _fail_over(self, account: Account) -> None:
         account.rungs["taken over"] += 1
         account.drop_partial_step()
-        num_live = len(self._members) * self._job.stages
+        num_live = self._num_pipelines * self._job.stages
         account.pause(
             (Cause.NOTICING, self._setting.noticing_s),
             (Cause.GROUPS, self._setting.constants.forming_s(num_live)),
@@ -109,7 +113,7 @@ class Bamboo:
         )
 
     def _regroup_if_it_pays(self, account: Account) -> None:
-        before_s, members, gone = self._step_s(), self._members, dict(self._gone)
+        before_s, before = self._step_s(), (self._num_pipelines, self._place_of, self._gone)
         self._regroup()
         after_s = self._step_s()
         setting = self._setting
@@ -117,7 +121,7 @@ class Bamboo:
         cost_s = setting.constants.bamboo_rendezvous_s + 2 * setting.copy_s
         saved_fraction = 1 - after_s / before_s
         if saved_fraction / rate <= cost_s:
-            self._members, self._gone = members, gone
+            self._num_pipelines, self._place_of, self._gone = before
             return
         account.rungs["regrouped"] += 1
         account.pause(
@@ -128,11 +132,11 @@ class Bamboo:
         """Whole pipelines of those alive; a worker keeps its place where the grid allows."""
         job = self._job
         live = [worker for worker, is_up in enumerate(self._is_up) if is_up]
-        num_pipelines = min(len(live) // job.stages, job.replicas)
-        self._members = [
-            [live[stage * num_pipelines + pipeline] for stage in range(job.stages)]
-            for pipeline in range(num_pipelines)
-        ]
+        number = self._num_pipelines = min(len(live) // job.stages, job.replicas)
+        self._place_of = {
+            worker: (turn % number, turn // number)
+            for turn, worker in enumerate(live[: number * job.stages])
+        }
         self._gone = {}
 
     def _go_on(self, account: Account) -> None:
@@ -143,9 +147,9 @@ class Bamboo:
 
     def _step_s(self) -> float:
         """Of the slowest pipeline."""
-        if not self._members:
+        if not self._num_pipelines:
             return math.inf
-        microbatches = -(-self._job.batch_microbatches // len(self._members))
+        microbatches = -(-self._job.batch_microbatches // self._num_pipelines)
         patterns = {frozenset[int](), *self._gone.values()}
         return max(self._pipeline_s(microbatches, stages) for stages in patterns)
 

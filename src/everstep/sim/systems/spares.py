@@ -34,20 +34,22 @@ class Spares:
         self._standby: set[int] = set(range(self._num_places, setting.num_workers))
 
     def begin(self, lost: list[int], account: Account) -> None:
-        self._replace(lost)
+        self._standby.difference_update(lost)
+        self._training.difference_update(lost)
+        self._fill_up()
         self._inner.begin(lost, account)
 
     def change(self, lost: list[int], joined: list[int], account: Account) -> None:
         idle = [worker for worker in lost if worker in self._standby]
         hit = [worker for worker in lost if worker in self._training]
+        self._standby.difference_update(lost)
+        self._training.difference_update(lost)
         self._standby.update(joined)
-        self._replace(lost)
+        self._fill_up()
         self._inner.note_idle(len(idle))
         self._inner.change(hit, joined, account)
 
-    def _replace(self, lost: list[int]) -> None:
-        self._standby.difference_update(lost)
-        self._training.difference_update(lost)
+    def _fill_up(self) -> None:
         while len(self._training) < self._num_places and self._standby:
             worker = min(self._standby)
             self._standby.remove(worker)
