@@ -14,11 +14,13 @@ from everstep.membership.recovering import Recovery, Survivor
 from everstep.membership.roster import Shape
 from everstep.recovery import decide
 from everstep.schedule import normalize
+from everstep.schedule.planner import plan
+from everstep.schedule.problem import Variant
 from everstep.sim import periods
 from everstep.sim.account import Account
 from everstep.sim.job import Job, Layer, cuts
 from everstep.sim.loop import run
-from everstep.sim.periods import Periods, places
+from everstep.sim.periods import Periods, one_f_one_b_s, places
 from everstep.sim.setting import Failures, Setting
 from everstep.sim.systems import everstep as everstep_system
 from everstep.sim.systems.ideal import Ideal
@@ -153,7 +155,7 @@ def test_live_and_simulated_decisions_are_the_same_objects() -> None:
     for module in (everstep_system, coordinating):
         assert vars(module)["decide_recovery"] is decide.decide_recovery
     assert vars(everstep_system)["decide_normalization"] is normalize.decide_normalization
-    assert vars(periods)["plan"] is vars(coordinating)["plan"]
+    assert vars(periods)["plan"] is vars(coordinating)["plan"] is plan
 
 
 @given(st.data())
@@ -204,6 +206,20 @@ def test_a_bound_in_place_of_a_plan_is_close_to_it(data: st.DataObject) -> None:
     known = Periods(job.problem())
     assert known.bound(losses) <= known.period(losses) * (1 + 1e-9)
     assert known.period(losses) <= known.bound(losses) * 1.25
+
+
+@given(st.data())
+def test_periods_are_those_of_the_live_planner(data: st.DataObject) -> None:
+    job = data.draw(jobs())
+    losses = tuple(data.draw(st.integers(0, min(job.replicas - 1, 2))) for _ in range(job.stages))
+    variant = data.draw(st.sampled_from([Variant.DECOUPLED_STAGGERED, Variant.GLUED_SYNC]))
+    assume(any(losses))
+    problem = job.problem(variant)
+    made = plan(replace(problem, lost=places(losses)))
+    known = Periods(problem)
+    assert known.period(losses) == made.period
+    assert known.bound(losses) == pytest.approx(made.lower_bound)
+    assert one_f_one_b_s(job.durations(), job.microbatches) == made.baselines.one_f_one_b
 
 
 @given(st.data())

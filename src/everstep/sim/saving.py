@@ -9,8 +9,10 @@ Nobody saves before the last checkpoint is durable. Pure.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from everstep.core.errors import ConfigError
 
@@ -56,6 +58,39 @@ class EverySteps:
 
     def interval_steps(self, costs: SaveCosts, *, failures_per_second: float) -> float:  # noqa: ARG002
         return self.steps
+
+
+class IsDue(Protocol):
+    """A live policy, asked after every step (checkpoint/policy.py)."""
+
+    def is_due(self, situation: Any) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A live policy in the simulator. As long as costs and rate stay, its answer changes once from
+    no to yes as the steps since the last checkpoint grow; that step is searched for, not walked to.
+    """
+
+    policy: IsDue
+    situation: Callable[[SaveCosts, float, int], Any]
+    """From costs, failures per second and steps since the last checkpoint."""
+
+    most_steps: int = 1 << 40
+    """Not due by then is never."""
+
+    def interval_steps(self, costs: SaveCosts, *, failures_per_second: float) -> float:
+        def is_due(steps: int) -> bool:
+            return self.policy.is_due(self.situation(costs, failures_per_second, steps))
+
+        if not is_due(self.most_steps):
+            return math.inf
+        high = 1
+        while not is_due(high):
+            high = min(2 * high, self.most_steps)
+        first_due = bisect_left(range(1, high + 1), 1, key=is_due) + 1
+        frequent = math.ceil(costs.durable_s / costs.step_s)
+        return max(first_due, frequent)
 
 
 POLICIES: dict[str, SavePolicy] = {"young-daly": YoungDaly(), "checkfreq": CheckFreq()}
