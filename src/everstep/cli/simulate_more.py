@@ -110,6 +110,7 @@ def sweep_command(
 
 def validate_command(
     events: Annotated[Path, typer.Argument(metavar="EVENTS", help="Of `everstep run --events`.")],
+    in_flight: Annotated[int | None, typer.Option(help="The job's limit, if it has one.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Replays a live run's losses: predicted against measured time. Status 1 above 5 %."""
@@ -117,7 +118,7 @@ def validate_command(
     from everstep.sim.live_run import live_run, read_events
     from everstep.sim.validate import validate
 
-    found = validate(live_run(read_events(events), name=events.name))
+    found = validate(live_run(read_events(events), name=events.name), in_flight=in_flight)
     if as_json:
         print(json.dumps({"format": 1, **asdict(found), "error_fraction": found.error_fraction}))
     else:

@@ -45,9 +45,13 @@ class Validation:
         return abs(self.error_fraction) <= BAR_FRACTION
 
 
-def validate(live: LiveRun) -> Validation:
-    """The live coordinator does not move workers between stages, so neither does the replay."""
-    setting = setting_of(live)
+def validate(live: LiveRun, *, in_flight: int | None = None) -> Validation:
+    """The live coordinator does not move workers between stages, so neither does the replay.
+
+    Args:
+        in_flight: the job's limit; events do not tell it.
+    """
+    setting = setting_of(live, in_flight=in_flight)
     system = Rerouting(
         setting, name="everstep", variant=Variant.DECOUPLED_STAGGERED, is_normalizing=False
     )
@@ -71,7 +75,7 @@ def validate(live: LiveRun) -> Validation:
     )
 
 
-def setting_of(live: LiveRun) -> Setting:
+def setting_of(live: LiveRun, *, in_flight: int | None = None) -> Setting:
     """Exits are noticed at once there, and its state is small enough to be copied in no time."""
     layers = tuple(
         Layer(
@@ -93,6 +97,7 @@ def setting_of(live: LiveRun) -> Setting:
         boundary_bytes=0.0,
         optimizer_s=live.durations.optimizer,
         measured=live.durations,
+        limits=None if in_flight is None else (in_flight,) * live.stages,
     )
     constants = Constants(notice_loss_s=0.0, groups_s=live.change_s, groups_per_worker_s=0.0)
     return Setting(job=job, failures=Failures.of(live.trace), constants=constants, policy=NEVER)
