@@ -86,6 +86,14 @@ def test_a_worker_that_comes_back_copies_its_state() -> None:
     assert account.down_s[Cause.COPY] == pytest.approx(1e9 / 25e9)
 
 
+def test_a_node_that_waits_takes_the_place_of_a_lost_one() -> None:
+    trace = make_trace([(5 * HOUR, 5, True)], name="t", num_nodes=13, duration_s=10 * HOUR)
+    setting = Setting(job=JOB, failures=Failures.of(trace), num_nodes=13, constants=FREE)
+    account = run(SYSTEMS["everstep"](setting), trace, setting)
+    assert account.step_s == 19
+    assert account.rungs["replica"] == 1
+
+
 def test_losses_that_lie_badly_are_evened_out() -> None:
     """Two of three workers of stage 0 gone: 54 slots; a worker of another stage makes it 27."""
     account = account_of("everstep", (HOUR, 0, True), (2 * HOUR, 4, True))

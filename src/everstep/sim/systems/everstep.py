@@ -84,8 +84,8 @@ class Rerouting:
             self._restore(account, rung=None)
         elif vacated:
             self._recover(account)
-        if joined and not self.is_stopped:
-            self._admit(joined, account)
+        if not self.is_stopped:
+            self._admit(joined + self._waiting(), account)
         if not self.is_stopped:
             self._normalize(account)
         self._go_on(account)
@@ -147,7 +147,14 @@ class Rerouting:
 
     # Joins and moves.
 
+    def _waiting(self) -> list[int]:
+        """Workers beyond the grid, who take the places of the lost."""
+        spare = range(self._job.num_workers, self._setting.num_workers)
+        return [w for w in spare if self._is_up[w] and self._place_of[w] == OUTSIDE]
+
     def _admit(self, joined: list[int], account: Account) -> None:
+        if not joined or not any(self._losses):
+            return
         before_s = self.periods.period(tuple(self._losses))
         seated = [w for w in joined if self._place_of[w] == OUTSIDE and self._seat(w)]
         if not seated:
