@@ -3,6 +3,7 @@
 * EverstepError
   the user must change something
   - ConfigError           an input breaks a rule
+  - TraceInvalid          a row of a failure trace is not one
   - UserCodeError         the user's model, loss or dataset raised; its own error is the cause
   - DataStalled           the dataset gave nothing for too long
   - NormNotFinite         gradients overflowed: another model, learning rate or precision
@@ -60,6 +61,16 @@ class ConfigError(EverstepError):
         self.field = field
         self.value = value
         self.rule = rule
+
+
+class TraceInvalid(EverstepError):
+    """A row of a failure trace is not of its format. Carries the file's name and the line."""
+
+    def __init__(self, name: str, line: int, why: str) -> None:
+        super().__init__(f"{name}, line {line}: {why}")
+        self.name = name
+        self.line = line
+        self.why = why
 
 
 class UserCodeError(EverstepError):
