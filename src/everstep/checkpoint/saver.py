@@ -212,8 +212,9 @@ class Saver:
         self._started_engine().before_update()
 
     def report(self, loss: float | Tensor) -> None:
-        """The loss of the step that is under way."""
-        self._losses.report(self.step, loss)
+        """The loss of the step that is under way. Rank 0 decides, so its loss is enough."""
+        if self.rank == 0:
+            self._losses.report(self.step, loss)
 
     def step_done(self, extras: Callable[[], Tree], *, can_save: bool = True) -> None:
         """After every step. Returns at once, or when the signal that came has been dealt with.
