@@ -33,7 +33,13 @@ __all__ = ["PROFILE", "Crew", "CrewAgent", "CrewWorker", "Move", "Phase", "job_f
 MEETING = m.Meeting(host="127.0.0.1", port=29500)
 
 
-def job_facts(steps: int = 6, *, clip_norm: float | None = None, digest: str = "d") -> m.JobFacts:
+def job_facts(
+    steps: int = 6,
+    *,
+    clip_norm: float | None = None,
+    digest: str = "d",
+    is_saved: bool = False,
+) -> m.JobFacts:
     return m.JobFacts(
         microbatches=2,
         steps=steps,
@@ -42,6 +48,7 @@ def job_facts(steps: int = 6, *, clip_norm: float | None = None, digest: str = "
         digest=digest,
         clip_norm=clip_norm,
         clip_mode=m.ClipMode.POST_VALIDATED,
+        is_saved=is_saved,
     )
 
 

@@ -63,6 +63,22 @@ class Wire:
     copies: dict[tuple[int, str], Held] = field(default_factory=dict)
     """By generation and the uid of the target."""
 
+    disk: defaultdict[tuple[int, int], dict[int, StageState]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
+    """By step and generation: the parts of a checkpoint, by stage."""
+
+    def newest_whole(self, num_stages: int) -> int | None:
+        whole = (step for (step, _), parts in self.disk.items() if len(parts) == num_stages)
+        return max(whole, default=None)
+
+    def part(self, step: int, stage: int, num_stages: int) -> StageState:
+        return next(
+            parts[stage]
+            for (of_step, _), parts in self.disk.items()
+            if of_step == step and len(parts) == num_stages
+        )
+
 
 class Phase(StrEnum):
     NEW = "new"
@@ -118,6 +134,7 @@ class CrewWorker:
     has_finished: bool = False
     profile_steps_left: int = 0
     replan: m.Replan | None = None
+    save_step: int | None = None
     stop: m.Stop | None = None
 
     @property
@@ -200,12 +217,12 @@ class CrewWorker:
     def take(self) -> m.ToWorker:
         """Reads one message and answers what must be answered."""
         message = self.down.popleft()
-        if not isinstance(message, m.Welcome | m.Stop | m.Resume):
+        if not isinstance(message, m.Welcome | m.Stop | m.Resume | m.SaveFailed):
             assert message.generation == self.generation
         match message:
             case m.Welcome():
                 self.place = message
-                self.up.append(m.Ready(self.job))
+                self.up.append(m.Ready(self.job, self._newest_whole(message)))
             case m.Resume():
                 self._resume(message)
             case m.Replan():
@@ -216,16 +233,28 @@ class CrewWorker:
             case m.Watermark():
                 assert message.step == self.watermark + 1
                 self.watermark = message.step
+                self._save_when_asked()
                 self._go_on()
             case m.Boundary():
                 assert self.finished is None or message.after_step > self.finished
                 self.boundary = message.after_step
+            case m.Save() | m.SaveFailed():
+                self._hear_of_saves(message)
             case m.Halt():
                 self.is_told_to_halt = self.is_in_generation
             case m.Stop():
                 self.stop = message
                 self.phase = Phase.STOPPED
         return message
+
+    def _hear_of_saves(self, message: m.Save | m.SaveFailed) -> None:
+        if isinstance(message, m.Save):
+            assert message.step > self.watermark
+            self.save_step = message.step
+
+    def _newest_whole(self, welcome: m.Welcome) -> int | None:
+        is_of_use = self.job.is_saved and welcome.is_beginning
+        return self.wire.newest_whole(welcome.stages) if is_of_use else None
 
     # A generation begins.
 
@@ -241,14 +270,21 @@ class CrewWorker:
         self.watermark = resume.watermark
         self.profile_steps_left = resume.profile_steps
         self.boundary = resume.boundary
-        self.replan = None
+        self.replan = self.save_step = None
         self.phase = Phase.CONNECTING
 
     def _adjust(self, resume: m.Resume) -> None:
         """What is done even when the generation is over again already."""
         is_target = self._is_target(resume)
+        if resume.restore is not None:
+            assert self.place is not None
+            assert self.state is None
+            assert not is_target
+            self.state = self.wire.part(resume.restore, self.place.stage, self.place.stages)
+            assert self.finished == resume.restore == resume.step - 1
+            return
         if self.state is None:
-            assert is_target or (resume.generation == 1 and resume.step == 0)
+            assert is_target or resume.step == 0
             self.state = None if is_target else StageState()
             return
         assert not (resume.undo and is_target), "told both to take a step back and to copy"
@@ -263,6 +299,18 @@ class CrewWorker:
             self._check_result(resume)
         else:
             assert resume.step - 1 == self.finished
+
+    def _save_when_asked(self) -> None:
+        """The first worker of a stage saves it, as it is when everybody has the step."""
+        if self.save_step != self.watermark:
+            return
+        assert self.resume is not None
+        assert self.state is not None
+        assert self.finished == self.save_step
+        stage, replica = self._seat
+        if replica == min(peer.replica for peer in self.resume.members if peer.stage == stage):
+            self.wire.disk[self.save_step, self.generation][stage] = self.state
+            self.up.append(m.Saved(step=self.save_step, size_bytes=1))
 
     def _redo(self) -> None:
         last = self._last_with_gradients()

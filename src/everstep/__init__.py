@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from everstep.training.job import Job as Job
     from everstep.training.run import Run as Run
     from everstep.training.run import Step as Step
+    from everstep.training.saving import Checkpoints as Checkpoints
     from everstep.training.wiring import train as train
 
 _HOMES = {
     "Autosave": "everstep.checkpoint.autosave",
     "ClipMode": "everstep.membership.messages",
     "EverstepError": "everstep.core.errors",
+    "Checkpoints": "everstep.training.saving",
     "Job": "everstep.training.job",
     "Keep": "everstep.recovery.undo",
     "Run": "everstep.training.run",

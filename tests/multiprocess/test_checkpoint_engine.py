@@ -21,8 +21,8 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from everstep.checkpoint.engine import Engine, EngineSettings
 from everstep.checkpoint.layout import Box, Layout, Part, Slice
 from everstep.checkpoint.restore import load_newest, newest, wait_writers
+from everstep.checkpoint.retention import Entry
 from everstep.checkpoint.state import FlatState, flatten, unflatten
-from everstep.checkpoint.storage import Saved
 from everstep.core.errors import NotInCheckpoint, WaitTimedOut
 from states import state_of, what_is_in
 from trees import is_same
@@ -260,12 +260,12 @@ def test_a_step_that_is_saved_again_replaces_the_old_one(tmp_path: Path) -> None
 
 
 class _KeepLastTwo:
-    def keeps(self, entries: Sequence[Saved]) -> set[int]:
+    def keeps(self, entries: Sequence[Entry]) -> set[int]:
         return set(sorted(entry.step for entry in entries)[-2:])
 
 
 class _KeepNothing:
-    def keeps(self, entries: Sequence[Saved]) -> set[int]:
+    def keeps(self, entries: Sequence[Entry]) -> set[int]:
         assert all(entry.loss == entry.step / 10 for entry in entries)
         return set()
 

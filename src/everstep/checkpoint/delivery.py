@@ -42,6 +42,7 @@ class Save:
     """One save, from the trainer's call to its end."""
 
     step: int
+    part: Part
     copy: Copy
     plain: JSON
     about: dict[str, JSON]
@@ -62,7 +63,6 @@ class Delivery:
     def __init__(
         self,
         arena: Arena,
-        part: Part,
         opening: Open,
         *,
         wave_timeout_s: float,
@@ -70,7 +70,6 @@ class Delivery:
     ) -> None:
         """`ended` is called once per save, before `wait_ended` sees it as ended."""
         self._arena = arena
-        self._part = part
         self._opening = opening
         self._wave_timeout_s = wave_timeout_s
         self._ended = ended
@@ -118,7 +117,7 @@ class Delivery:
         )
         try:
             if portion.at == 0:
-                writer.send(_begin(save, self._part))
+                writer.send(_begin(save))
             writer.attach(slot)
             writer.send(wave)
         except OSError as error:
@@ -149,6 +148,15 @@ class Delivery:
             writer, slot = self._lent.pop(copy.number)
             _try_send(writer, Abandon(job=copy.number, slot=slot))
         self._end(copy.number, why)
+
+    def abandon(self, step: int, why: str) -> None:
+        """What has been handed over of it is thrown away; what is still being copied goes on."""
+        with self._changed:
+            saves = [s for s in self._saves.values() if s.step == step and s.is_handed_over]
+        for save in saves:
+            if save.writer is not None:
+                _try_send(save.writer, Abandon(job=save.copy.number))
+            self._end(save.copy.number, why)
 
     def remove(self, steps: tuple[int, ...]) -> None:
         """If the writer dies before it has, the next one is told after the next save."""
@@ -228,8 +236,8 @@ def _try_send(writer: WriterProcess, order: Order) -> None:
         writer.send(order)
 
 
-def _begin(save: Save, part: Part) -> Begin:
-    image = save.copy.image
+def _begin(save: Save) -> Begin:
+    image, part = save.copy.image, save.part
     return Begin(
         job=save.copy.number,
         step=save.step,

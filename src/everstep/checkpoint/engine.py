@@ -15,10 +15,10 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import torch
 
@@ -28,8 +28,8 @@ from everstep.checkpoint.delivery import Delivery, Outcome, Save
 from everstep.checkpoint.image import Content, FileImage, lay_out
 from everstep.checkpoint.layout import Layout, Part, names_to_write
 from everstep.checkpoint.raw import dtype_name
+from everstep.checkpoint.retention import Entry, Retention
 from everstep.checkpoint.state import JSON, FlatState
-from everstep.checkpoint.storage import Saved
 from everstep.checkpoint.telemetry import DeviceWait, Measured, queued_events, ratio_to_limit
 from everstep.checkpoint.wire import Committed, Open
 from everstep.core.errors import ConfigError
@@ -37,12 +37,6 @@ from everstep.core.errors import ConfigError
 Event: TypeAlias = Mapping[str, object]
 
 _logger = logging.getLogger("everstep.checkpoint")
-
-
-class Retention(Protocol):
-    """Which checkpoints stay. The newest stays whatever it says."""
-
-    def keeps(self, entries: Sequence[Saved]) -> set[int]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +97,6 @@ class Engine:
         self._arena = Arena(num_slots=settings.num_slots, max_slot_bytes=settings.slot_limit_bytes)
         self._delivery = Delivery(
             self._arena,
-            self._part,
             Open(
                 directory=str(directory),
                 patience_s=settings.patience_s,
@@ -143,13 +136,20 @@ class Engine:
         *,
         about: Mapping[str, JSON] | None = None,
         layout: Layout | None = None,
+        run: str | None = None,
+        wait_s: float = 0.0,
     ) -> bool:
-        """Starts a copy of the state as it is now. False: skipped, and an event says why."""
+        """Starts a copy of the state as it is now. False: skipped, and an event says why.
+
+        Args:
+            run: instead of the part's, where the others of a save change while the engine lives.
+            wait_s: for a slot, while those before it are still being written.
+        """
         assert not self._is_closed, "the engine is closed"
         started_s = time.monotonic()
         tensors = self._to_write(state, layout or Layout())
         image = self._lay_out(tensors, layout or Layout())
-        slot = self._arena.take()
+        slot = self._arena.take(timeout_s=wait_s)
         if slot is None:
             self._tell_failed(step, "skipped: those before it are still being written")
             return False
@@ -162,8 +162,14 @@ class Engine:
             versions=versions_of(tensors),
         )
         self._num_saves += 1
+        part = self._part if run is None else replace(self._part, run=run)
         save = Save(
-            step=step, copy=copy, plain=state.plain, about=dict(about or {}), started_s=started_s
+            part=part,
+            step=step,
+            copy=copy,
+            plain=state.plain,
+            about=dict(about or {}),
+            started_s=started_s,
         )
         self._delivery.accept(save)
         self._copying.append(save)
@@ -186,6 +192,10 @@ class Engine:
             for device, copied in save.copy.copied:
                 save.device_waits.append(DeviceWait(copied, device))
             save.stall_s += time.monotonic() - started_s
+
+    def abandon(self, step: int, *, why: str) -> None:
+        """Another part of it has failed: this one need not wait for it."""
+        self._delivery.abandon(step, why)
 
     def poll(self) -> list[Event]:
         with self._telling:
@@ -295,7 +305,7 @@ class Engine:
         """The first part does it for all. The one just made stays, whatever the policy says."""
         if self._keep is None or self._part.index != 0:
             return
-        entries = [Saved(step=step, loss=loss) for step, loss in committed.saved]
+        entries = [Entry(step=step, loss=loss) for step, loss in committed.saved]
         newest = max(entry.step for entry in entries)
         kept = self._keep.keeps(entries) | {newest, step}
         gone = tuple(entry.step for entry in entries if entry.step not in kept)

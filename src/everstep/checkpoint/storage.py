@@ -16,7 +16,6 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -34,20 +33,13 @@ from everstep.checkpoint.manifest import (
     unseal_manifest,
     unseal_part,
 )
+from everstep.checkpoint.retention import Entry
 from everstep.core.errors import WaitTimedOut
 
 LOCK_WITHIN_S = 60.0
 _STEP = re.compile(r"step-(\d{9,})")
 _PARTIAL = re.compile(r"\.step-(\d{9,})\.([\w-]*)\.partial")
 _REMOVED = re.compile(r"\.step-(\d{9,})\.removed")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
-    """A checkpoint that is there."""
-
-    step: int
-    loss: float | None
 
 
 class Storage(Protocol):
@@ -64,7 +56,7 @@ class Storage(Protocol):
 
     def discard_part(self, step: int, run: str, index: int, *, of: int) -> None: ...
 
-    def saved(self) -> list[Saved]: ...
+    def saved(self) -> list[Entry]: ...
 
     def remove(self, step: int) -> None: ...
 
@@ -127,8 +119,9 @@ class LocalStorage:
             self._alone = record
             return
         partial = self.partial(record.step, record.run)
-        write_file(self._disk, partial / part_file_name(record.index), seal(record))
-        self._disk.sync_directory(partial)
+        with self.locked():  # or another could commit, and rename, between the two
+            write_file(self._disk, partial / part_file_name(record.index), seal(record))
+            self._disk.sync_directory(partial)
 
     def try_commit(self, step: int, run: str, *, of: int) -> list[int]:
         if not self.partial(step, run).exists() and self._is_committed(step, run):
@@ -188,12 +181,12 @@ class LocalStorage:
             if not is_being_written(partial):
                 self._disk.remove_tree(partial)
 
-    def saved(self) -> list[Saved]:
+    def saved(self) -> list[Entry]:
         steps = steps_in(self._directory)
         for step in steps:
             if step not in self._losses:
                 self._losses[step] = _loss_of(read_manifest(self._directory / step_name(step)))
-        return [Saved(step=step, loss=self._losses[step]) for step in steps]
+        return [Entry(step=step, loss=self._losses[step]) for step in steps]
 
     def remove(self, step: int) -> None:
         with self.locked():

@@ -72,10 +72,11 @@ class Wave(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Abandon(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """No further wave of this job will come, and nothing more in that slot."""
+    """This job is not wanted any more."""
 
     job: int
-    slot: int
+    slot: int | None = None
+    """In which waves of it were still to come: free from now on."""
 
 
 class Remove(msgspec.Struct, frozen=True, kw_only=True, tag=True):

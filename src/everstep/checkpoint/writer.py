@@ -94,7 +94,8 @@ class Writer:
                 self._wave(order)
             case Abandon(job=number, slot=slot):
                 self._drop(number)
-                self._tell(SlotFree(slot=slot))
+                if slot is not None:
+                    self._tell(SlotFree(slot=slot))
             case Remove(steps=steps):
                 self._remove(steps)
 

@@ -65,6 +65,8 @@ class Progress:
             return
         if name == "generation":
             self._generation = fields["number"]
+        if name == "restarting":
+            self._num_joined = 0
         if name == "took_over":
             self._generation = fields["generation"]
             self._num_joined = len(fields["workers"])
@@ -121,6 +123,11 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
     "worker_lost": lambda e: (
         f"lost worker {e['replica']}:{e['stage']} (pid {e['pid']}): {e['how']}"
     ),
+    "restarting": lambda e: (
+        f"{e['reason']}: all workers are started again and load the newest checkpoint"
+    ),
+    "restored": lambda e: f"goes on after step {e['step']}, from its checkpoint",
+    "checkpoint_failed": lambda e: f"no checkpoint of step {e['step']}: {e['why']}",
     "recovered": lambda e: f"step {e['step']}: recovered in {e['seconds']:.2f} s",
     "finished": lambda e: f"finished {e['steps']} steps in {e['seconds']:.1f} s",
 }

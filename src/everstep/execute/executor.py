@@ -45,6 +45,9 @@ class Pace(Protocol):
     def wait_watermark(self, step: int) -> None:
         """Returns when every live worker has finished `step`."""
 
+    def before_update(self) -> None:
+        """Returns when nothing else still reads the parameters."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clipping:
@@ -213,6 +216,7 @@ class Executor:
                 num_in_stage=len(self._links.stage.members),
             )
         passing(Point.BEFORE_OPTIMIZER, step=step)
+        self._pace.before_update()
         self._update.step()
         passing(Point.AFTER_OPTIMIZER, step=step)
         return norm_squared

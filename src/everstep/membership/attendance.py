@@ -22,10 +22,10 @@ from everstep.membership.wording import differences, who
 
 
 class Attendance:
-    def __init__(self, books: Books, generations: Generations) -> None:
+    def __init__(self, books: Books, generations: Generations, replacements: Replacements) -> None:
         self._books = books
         self._generations = generations
-        self._replacements = Replacements(books)
+        self._replacements = replacements
         self._has_finished = False
         self._first_step_s = 0.0
         self._ticked_s: float | None = None
@@ -52,7 +52,7 @@ class Attendance:
 
     def _fill_seat(self, number: int, now_s: float) -> None:
         """The agent's worker ended when there was no coordinator to tell."""
-        if not self._replacements.plan(number, now_s) and self._books.generation == 0:
+        if not self._replacements.plan(number, now_s) and self._books.is_beginning:
             self._books.fail(f"worker number {number} is lost before training began")
 
     def greeted(self, uid: str, greeting: m.Hello | m.Rejoin, now_s: float) -> None:
@@ -69,10 +69,10 @@ class Attendance:
             books.send(uid, m.Stop("the others have gone on without it", 1))
             return
         worker = Worker(rejoin.hello, rejoin.place, now_s)
-        worker.finished_step = -1 if books.generation == 0 else None
+        worker.finished_step = -1 if books.is_beginning else None
         books.roster.workers[uid] = worker
         if rejoin.job is not None:
-            self.ready(worker, rejoin.job, now_s)
+            self.ready(worker, m.Ready(rejoin.job, rejoin.saved), now_s)
 
     def _hello(self, uid: str, hello: m.Hello, now_s: float) -> None:
         books = self._books
@@ -86,30 +86,32 @@ class Attendance:
 
     def _welcome(self, worker: Worker, place: WorkerId) -> None:
         books = self._books
-        worker.finished_step = -1 if books.generation == 0 else None
+        worker.finished_step = -1 if books.is_beginning else None
         books.emit("worker_joined", **who(worker), host=worker.hello.host)
         welcome = m.Welcome(
             replica=place.replica,
             stage=place.stage,
             replicas=books.shape.replicas,
             stages=books.shape.stages,
+            is_beginning=books.is_beginning,
         )
         books.send(worker.uid, welcome)
 
-    def ready(self, worker: Worker, job: m.JobFacts, now_s: float) -> None:
-        books = self._books
+    def ready(self, worker: Worker, message: m.Ready, now_s: float) -> None:
+        books, job = self._books, message.job
         worker.move(Happening.READY)
-        worker.job = job
+        worker.job, worker.saved = job, message.saved
         books.job = books.job or job
         if job != books.job:
             raise ConfigError(
                 "job", worker, f"must be the same on all workers: {differences(job, books.job)}"
             )
         waiting = [w for w in books.roster.placed().values() if w.state is State.STANDBY]
-        if books.generation > 0:
+        if not books.is_beginning:
             self._generations.admit()
-        elif len(waiting) == books.shape.num_workers:
-            self._first_step_s = now_s
+        elif len(waiting) == books.num_awaited:
+            if books.generation == 0:
+                self._first_step_s = now_s
             self._generations.form(now_s, why="all workers are ready")
 
     # Leaving.
@@ -136,7 +138,7 @@ class Attendance:
         books = self._books
         how = describe_exit(message.code)
         worker = books.roster.workers.get(message.uid)
-        if worker is None and books.generation > 0:
+        if worker is None and not books.is_beginning:
             books.emit("replacement_failed", number=message.number, how=how)
             self._replacements.failed(message.number, now_s)
         elif worker is None:
@@ -159,7 +161,7 @@ class Attendance:
         agent.is_here = False
         self._books.emit("agent_lost", host=agent.host)
         missing = list(self._books.roster.unjoined(agent))
-        if missing and self._books.generation == 0:
+        if missing and self._books.is_beginning:
             self._books.fail(f"the agent on {agent.host} left before workers {missing} joined")
 
     def gone(self, worker: Worker, how: str, now_s: float) -> None:
@@ -182,7 +184,7 @@ class Attendance:
         will_return = self._seat_one_that_waits() or self._replacements.plan(
             worker.hello.number, now_s
         )
-        if self._books.generation == 0:
+        if self._books.is_beginning:
             if not will_return:
                 self._books.fail(f"{worker} is lost before training began: {how}")
         elif worker.uid in self._books.members:

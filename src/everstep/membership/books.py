@@ -46,8 +46,14 @@ class Books:
         self.boundary: int | None = None
         """The step after which the generation ends by plan."""
 
-        self.told_step: int | None = None
-        """The step that another coordinator has told of, although it had not closed it for all."""
+        self.is_beginning = True
+        """The workers have not trained yet, or are started again: no generation has formed."""
+
+        self.num_awaited = shape.num_workers
+        """So many must be ready to begin."""
+
+        self.told_step = -1
+        """The last that the events tell of. Steps that are run again are not told again."""
 
         self.outage: Outage | None = None
         self.num_fruitless = 0

@@ -48,6 +48,8 @@ class Client:
         self._halt: m.Halt | None = None
         self._replan: m.Replan | None = None
         self._boundary: int | None = None
+        self._save: m.Save | None = None
+        self._failed_saves: list[int] = []
         self._watermark = -1
         self._stop: m.Stop | None = None
         self._closed_why: str | None = None
@@ -124,6 +126,20 @@ class Client:
             self._replan = None
             return replan
 
+    def take_save(self, step: int) -> bool:
+        """Whether a checkpoint is to be taken after `step`; says so once."""
+        with self._news:
+            if self._save is None or self._save.step != step:
+                return False
+            self._save = None
+            return True
+
+    def take_failed_saves(self) -> list[int]:
+        """Steps whose checkpoints have failed on some stage; says so once."""
+        with self._news:
+            steps, self._failed_saves = self._failed_saves, []
+            return steps
+
     def close(self) -> None:
         """A coordinator that is away is waited for when it must still hear how this one ended."""
         if self._memory.has_last_words:
@@ -183,28 +199,35 @@ class Client:
         if isinstance(message, m.Stop):
             self._link.expect_end()
         with self._news:
-            match message:
-                case m.Welcome():
-                    self._welcome = message
-                case m.Resume():
-                    self._resume = message
-                    self._halt = self._replan = None
-                    self._boundary = message.boundary
-                    self._watermark = message.watermark
-                case m.Replan():
-                    self._replan = message
-                case m.Watermark():
-                    self._watermark = message.step
-                case m.Boundary():
-                    self._boundary = message.after_step
-                case m.Halt():
-                    self._halt = message
-                case m.Stop():
-                    self._stop = message
+            self._write_down(message)
             self._news.notify_all()
         # Outside the lock: whoever it frees may ask this client why at once.
         if isinstance(message, m.Halt) and self.on_halt is not None:
             self.on_halt(message)
+
+    def _write_down(self, message: m.ToWorker) -> None:
+        match message:
+            case m.Welcome():
+                self._welcome = message
+            case m.Resume():
+                self._resume = message
+                self._halt = self._replan = self._save = None
+                self._boundary = message.boundary
+                self._watermark = message.watermark
+            case m.Replan():
+                self._replan = message
+            case m.Watermark():
+                self._watermark = message.step
+            case m.Boundary():
+                self._boundary = message.after_step
+            case m.Save():
+                self._save = message
+            case m.SaveFailed():
+                self._failed_saves.append(message.step)
+            case m.Halt():
+                self._halt = message
+            case m.Stop():
+                self._stop = message
 
     def _note_closed(self, why: str) -> None:
         with self._news:

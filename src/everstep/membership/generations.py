@@ -12,19 +12,21 @@ How a generation ends:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from everstep.core.errors import ProtocolBroken
 from everstep.core.ids import WorkerId
 from everstep.membership import messages as m
 from everstep.membership.books import Books
 from everstep.membership.progress import Progress
-from everstep.membership.recovering import Decide, Hopeless, Recovery
+from everstep.membership.recovering import Decide, Hopeless, Recovery, Rung
 from everstep.membership.regrouping import (
     Halting,
     copies_on_the_wire,
     is_still_running,
     survivors,
 )
+from everstep.membership.restarting import Restart, restore_newest
 from everstep.membership.roster import Worker
 from everstep.membership.states import Happening, State
 from everstep.membership.traffic import Outcome
@@ -35,10 +37,17 @@ FRUITLESS_LIMIT = 5
 
 class Generations:
     def __init__(
-        self, books: Books, progress: Progress, *, decide: Decide, meeting: m.Meeting
+        self,
+        books: Books,
+        progress: Progress,
+        restart: Restart,
+        *,
+        decide: Decide,
+        meeting: m.Meeting,
     ) -> None:
         self._books = books
         self._progress = progress
+        self._restart = restart
         self._decide = decide
         self._meeting = meeting
 
@@ -154,32 +163,39 @@ class Generations:
             # New workers come in at a boundary only: the scripts of those who were interrupted may
             # be in the middle of something that a new one's will not take part in.
             live = {p: w for p, w in waiting.items() if w.finished_step is not None}
+        restored = restore_newest(books, live) if books.is_beginning else None
         decision = self._decide(
             survivors(live.values()), shape=books.shape, open_step=books.ledger.open_step
         )
         if isinstance(decision, Hopeless):
             self._give_up(decision)
             return
+        if restored is not None:
+            decision = replace(
+                decision,
+                rungs=(Rung.CHECKPOINT,) * books.shape.stages,
+                reason=f"all load the checkpoint of step {restored}",
+            )
         is_rolled_forward = decision.finished_step == books.ledger.open_step
         result = books.ledger.result() if is_rolled_forward else None
         redo = self._settle(decision, live, now_s) or redo
         self._begin(decision, live, now_s, why=why)
         if len(live) < len(waiting) and not books.has_all_steps():
             books.boundary = decision.finished_step
-        for place, worker in live.items():
+        for worker in live.values():
             worker.move(Happening.RESUMED)
-            owed = redo or worker.owed_redo
-            worker.owed_redo = None
-            books.send(worker.uid, self._resume(place, decision, redo=owed, result=result))
+            books.send(worker.uid, self._resume(worker, decision, redo=redo, result=result))
+            worker.owed_redo = worker.owed_restore = None
 
     def _give_up(self, decision: Hopeless) -> None:
-        """A stage's state is gone. When all steps are done, some may have left with it in peace."""
+        """A stage's state is gone. When all steps are done, some may have left with it in peace;
+        when there are checkpoints, everybody begins again with the newest."""
         books = self._books
         last_step = books.ledger.open_step - 1
         left = {w.place.stage for w in books.roster.left() if w.place is not None}
         if books.has_all_steps() and not books.members_here() and len(left) == books.shape.stages:
             books.end(Outcome(exit_code=0, why="finished"))
-        else:
+        elif not self._restart.begin(decision):
             what = f"training cannot go on: {decision.reason}"
             books.fail(f"{what} (last finished step: {last_step})")
 
@@ -206,6 +222,7 @@ class Generations:
         books = self._books
         assert books.job is not None
         books.generation += 1
+        books.is_beginning = False
         books.halting = books.boundary = None
         books.members = {worker.uid for worker in live.values()}
         self._progress.began_s = now_s
@@ -224,13 +241,14 @@ class Generations:
 
     def _resume(
         self,
-        place: WorkerId,
+        worker: Worker,
         decision: Recovery,
         *,
         redo: m.RollBack | None,
         result: m.StepResult | None,
     ) -> m.Resume:
-        books = self._books
+        books, place = self._books, worker.place
+        assert place is not None
         return m.Resume(
             generation=books.generation,
             step=decision.finished_step + 1,
@@ -239,12 +257,13 @@ class Generations:
             members=books.roster.members(books.members),
             meeting=self._meeting,
             profile_steps=books.settings.profile_steps if books.plans.durations is None else 0,
-            redo=redo,
+            redo=redo or worker.owed_redo,
             undo=place in decision.undo,
             copies=copies_on_the_wire(decision),
             operations=decision.operations,
             result=result,
             boundary=books.boundary,
+            restore=worker.owed_restore,
         )
 
     def resumed(self, message: m.Resumed, now_s: float) -> None:

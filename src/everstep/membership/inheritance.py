@@ -49,8 +49,8 @@ class Inheritance:
         books.generation, books.job = stock.generation, stock.job
         books.members = set(stock.members)
         books.ledger = StepLedger(books.shape.stages, stock.open_step, dict(stock.reports))
-        if told.last_step == stock.open_step:
-            books.told_step = stock.open_step
+        books.told_step = -1 if told.last_step is None else told.last_step
+        books.is_beginning = stock.generation == 0
         if stock.is_measured and len({p.stage for p in stock.profiles}) == books.shape.stages:
             books.plans.measure(stock.profiles)
         has_finished = books.has_all_steps() and told.has_finished
@@ -67,7 +67,7 @@ class Inheritance:
             books.send(uid, m.Stop(why, 1))
         taken = {worker.place for worker in stock.workers}
         for worker in books.roster.here():
-            worker.finished_step = -1 if books.generation == 0 else None
+            worker.finished_step = -1 if books.is_beginning else None
             if worker.place in taken:
                 worker.move(Happening.GONE)
                 why = f"another worker holds its place, {worker.place}"
@@ -77,8 +77,8 @@ class Inheritance:
         """Nothing was under way but training itself."""
         books = self._books
         waiting = [w for w in books.roster.placed().values() if w.state is State.STANDBY]
-        if books.generation == 0:
-            if len(waiting) == books.shape.num_workers:
+        if books.is_beginning:
+            if len(waiting) == books.num_awaited:
                 self._generations.form(now_s, why="all workers are ready")
             return
         for uid in stock.behind:

@@ -14,6 +14,7 @@ class Memory:
         self._hello = hello
         self._welcome: m.Welcome | None = None
         self._job: m.JobFacts | None = None
+        self._saved: int | None = None
         self._resume: m.Resume | None = None
         self._watermark = -1
         self._finished_step: int | None = None
@@ -34,8 +35,8 @@ class Memory:
 
     def said(self, message: m.FromWorker) -> None:
         match message:
-            case m.Ready(job):
-                self._job = job
+            case m.Ready(job, saved):
+                self._job, self._saved = job, saved
             case m.StepDone():
                 self._finished_step, self._report = message.step, message
             case m.Copied():
@@ -67,8 +68,8 @@ class Memory:
                 self._ending = _ending_after(message.after_step)
             case m.Halt():
                 self._ending = message.why
-            case m.Stop():
-                pass
+            case m.Save() | m.SaveFailed() | m.Stop():
+                pass  # a checkpoint that is not taken is asked for again
 
     def _resumed(self, resume: m.Resume) -> None:
         assert self._welcome is not None
@@ -76,7 +77,8 @@ class Memory:
         self._is_copying = any((copy.stage, copy.target) == me for copy in resume.copies)
         if self._report is not None and self._report.step >= resume.step:
             self._report = None  # that step is run again
-        if resume.undo or (self._finished_step is None and not self._is_copying):
+        is_first = self._finished_step is None and not self._is_copying
+        if resume.undo or is_first or resume.restore is not None:
             # As the run does it, first of all: a step is taken back, or a first state is the start.
             self._finished_step = resume.step - 1
         self._resume = resume
@@ -124,6 +126,8 @@ class Memory:
             replanned_from=self._replanned_from,
             is_measuring=self._is_measuring,
             profile=self._profile,
+            saved=self._saved,
+            restore=None if resume is None else resume.restore,
         )
 
 

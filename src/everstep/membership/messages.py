@@ -17,7 +17,7 @@ from everstep.core.errors import MessageInvalid
 from everstep.core.ids import WorkerId
 from everstep.schedule.actions import Action, Kind
 
-VERSION = 3
+VERSION = 4
 """Raised whenever a message changes: both ends of a connection must have the same."""
 
 SUBPROTOCOL = f"everstep.v{VERSION}"
@@ -59,6 +59,8 @@ class JobFacts(_Value, frozen=True, kw_only=True):
 
     clip_norm: float | None = None
     clip_mode: ClipMode = ClipMode.SYNCHRONOUS
+    is_saved: bool = False
+    """It has checkpoints."""
 
 
 class StageProfile(_Value, frozen=True, kw_only=True):
@@ -137,6 +139,8 @@ class Hello(_Message, frozen=True, kw_only=True):
 
 class Ready(_Message, frozen=True):
     job: JobFacts
+    saved: int | None = None
+    """The step of the newest checkpoint that it has found whole; None for none."""
 
 
 class StepDone(_Message, frozen=True, kw_only=True):
@@ -186,6 +190,23 @@ class Copied(_Message, frozen=True):
 
     generation: int
     step: int
+
+
+class SaveWanted(_Message, frozen=True):
+    """A checkpoint is due. Said by the reporter."""
+
+    generation: int
+
+
+class Saved(_Message, frozen=True, kw_only=True):
+    """What became of this stage's part of a checkpoint."""
+
+    step: int
+    stall_s: float = 0.0
+    durable_s: float = 0.0
+    size_bytes: int = 0
+    why_not: str | None = None
+    """None: it is on disk."""
 
 
 class Failed(_Message, frozen=True):
@@ -248,6 +269,12 @@ class Rejoin(_Message, frozen=True, kw_only=True):
     profile: StageProfile | None = None
     """The last it gave."""
 
+    saved: int | None = None
+    """Of its Ready."""
+
+    restore: int | None = None
+    """The checkpoint that it was told to begin that generation with."""
+
     @property
     def uid(self) -> str:
         return self.hello.uid
@@ -297,6 +324,8 @@ class Welcome(_Message, frozen=True, kw_only=True):
     stage: int
     replicas: int
     stages: int
+    is_beginning: bool = True
+    """Nobody trains yet: a checkpoint may be what all begin with."""
 
 
 class Resume(_Message, frozen=True, kw_only=True):
@@ -331,6 +360,9 @@ class Resume(_Message, frozen=True, kw_only=True):
     boundary: int | None = None
     """The generation ends after this step, as by Boundary; `step - 1`: before it runs any."""
 
+    restore: int | None = None
+    """Load the checkpoint of this step first, likewise even when this generation is over."""
+
 
 class Replan(_Message, frozen=True, kw_only=True):
     """From `from_step` on, run these actions instead."""
@@ -354,13 +386,26 @@ class Boundary(_Message, frozen=True):
     after_step: int
 
 
+class Save(_Message, frozen=True):
+    """Take a checkpoint of what you hold when everybody has finished `step`."""
+
+    generation: int
+    step: int
+
+
+class SaveFailed(_Message, frozen=True):
+    """Some stage could not save `step`: the others' parts of it are of no use."""
+
+    step: int
+
+
 class Halt(_Message, frozen=True):
     generation: int
     why: str
 
 
 class Stop(_Message, frozen=True):
-    """The job is over. To workers and to agents."""
+    """The job is over. To workers and to agents; to workers also when all are started again."""
 
     why: str
     exit_code: int
@@ -379,13 +424,17 @@ FromWorker: TypeAlias = (
     | Broken
     | Resumed
     | Copied
+    | SaveWanted
+    | Saved
     | Failed
     | Finished
     | Heartbeat
     | Rejoin
 )
 FromAgent: TypeAlias = AgentHello | WorkerExited | Heartbeat
-ToWorker: TypeAlias = Welcome | Resume | Replan | Watermark | Boundary | Halt | Stop
+ToWorker: TypeAlias = (
+    Welcome | Resume | Replan | Watermark | Boundary | Save | SaveFailed | Halt | Stop
+)
 ToAgent: TypeAlias = Spawn | Stop
 Message: TypeAlias = FromWorker | FromAgent | ToWorker | ToAgent
 

@@ -53,7 +53,8 @@ class Progress:
 
     def _tell(self, step: int, summary: StepSummary, now_s: float) -> None:
         books = self._books
-        if step != books.told_step:
+        if step > books.told_step:
+            books.told_step = step
             books.emit(
                 "step",
                 step=step,

@@ -32,6 +32,9 @@ class Rung(StrEnum):
     REPLICA = "replica"
     """A new worker copies from a live one."""
 
+    CHECKPOINT = "checkpoint"
+    """All load the newest checkpoint, and run again what came after it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survivor:

@@ -34,6 +34,10 @@ class Replacements:
     def joined(self, number: int) -> None:
         del self._num_failed[number]
 
+    def forget(self) -> None:
+        """All are started anyway."""
+        self._due.clear()
+
     def start_due(self, now_s: float) -> None:
         due = [respawn.number for respawn in self._due if respawn.due_s <= now_s]
         self._due = [respawn for respawn in self._due if respawn.due_s > now_s]
@@ -47,7 +51,7 @@ class Replacements:
         if agent is not None:
             seat = m.Seat(number, str(books.shape.place(number)))
             books.send(agent, m.Spawn((seat,)))
-        elif books.generation == 0:
+        elif books.is_beginning:
             books.fail(
                 f"worker number {number} is lost before training began, and no agent is left to"
                 " start it again"

@@ -67,6 +67,15 @@ class Worker:
     owed_redo: RollBack | None = None
     """Decided by the last coordinator, done by others and not yet by this one."""
 
+    saved: int | None = None
+    """The step of the newest checkpoint that it can read."""
+
+    owed_restore: int | None = None
+    """The checkpoint that it is still to be told to load; its step counts as finished."""
+
+    is_of_the_past: bool = False
+    """All workers have been started again since."""
+
     @property
     def uid(self) -> str:
         return self.hello.uid
@@ -166,5 +175,5 @@ class Roster:
 
     def unjoined(self, agent: AgentRecord) -> Iterator[int]:
         """Numbers the agent was told to start whose workers have not said Hello."""
-        joined = {worker.hello.number for worker in self.workers.values()}
+        joined = {w.hello.number for w in self.workers.values() if not w.is_of_the_past}
         return (seat.number for seat in agent.seats if seat.number not in joined)

@@ -111,6 +111,7 @@ def take_stock(heard: Heard, *, now_s: float, told: Told) -> Stock:
     job = next((rejoin.job for rejoin in ours.values() if rejoin.job is not None), None)
     ending = _ending(current, ours, uids)
     redo = next((rejoin.redo for rejoin in current if rejoin.redo is not None), None)
+    restore = next((rejoin.restore for rejoin in current if rejoin.restore is not None), None)
     is_measured = not any(rejoin.is_measuring for rejoin in current)
     returned = [
         _returned(
@@ -118,6 +119,7 @@ def take_stock(heard: Heard, *, now_s: float, told: Told) -> Stock:
             generation=generation,
             is_first=generation == 0 or (generation == 1 and uid in uids),
             redo=redo,
+            restore=restore,
             now_s=now_s,
         )
         for uid, rejoin in ours.items()
@@ -199,15 +201,23 @@ def _ending(
 
 
 def _returned(
-    rejoin: m.Rejoin, *, generation: int, is_first: bool, redo: m.RollBack | None, now_s: float
+    rejoin: m.Rejoin,
+    *,
+    generation: int,
+    is_first: bool,
+    redo: m.RollBack | None,
+    restore: int | None,
+    now_s: float,
 ) -> Worker:
     worker = Worker(rejoin.hello, rejoin.place, now_s)
-    worker.job = rejoin.job
+    worker.job, worker.saved = rejoin.job, rejoin.saved
     worker.finished_step = rejoin.finished_step
     worker.is_copying = rejoin.is_copying
     worker.operations = rejoin.operations
     if rejoin.generation == 0 and is_first:
-        worker.finished_step = -1  # what it has built is the state that all begin with
+        # What it has built, or will load, is the state that all begin with.
+        worker.finished_step = -1 if restore is None else restore
+        worker.owed_restore = restore
     worker.state = _state(rejoin, generation)
     if rejoin.generation < generation and redo is not None:
         worker.owed_redo = redo if rejoin.finished_step == redo.step else None

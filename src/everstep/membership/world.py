@@ -6,6 +6,8 @@ input is for; all parts share one set of books:
     attendance.py    who comes and who goes
     generations.py   how a generation ends and the next begins
     progress.py      steps, and how long things take
+    saving.py        checkpoints: which step, and what became of them
+    restarting.py    all begin again with the newest, when a stage's state is gone
     inheritance.py   what another coordinator left behind
     books.py         all that is known, and what is to be said
 
@@ -27,7 +29,10 @@ from everstep.membership.planbook import PlanBook
 from everstep.membership.planning import Planner
 from everstep.membership.progress import Progress
 from everstep.membership.recovering import Decide
+from everstep.membership.replacing import Replacements
+from everstep.membership.restarting import Restart
 from everstep.membership.roster import Roster, Shape, Worker
+from everstep.membership.saving import Saving
 from everstep.membership.traffic import (
     Disconnected,
     Effect,
@@ -54,8 +59,16 @@ class World:
     ) -> None:
         self._books = Books(shape, settings or WorldSettings(), planner=planner)
         self._progress = Progress(self._books)
-        self._generations = Generations(self._books, self._progress, decide=decide, meeting=meeting)
-        self._attendance = Attendance(self._books, self._generations)
+        replacements = Replacements(self._books)
+        self._generations = Generations(
+            self._books,
+            self._progress,
+            Restart(self._books, replacements),
+            decide=decide,
+            meeting=meeting,
+        )
+        self._saving = Saving(self._books)
+        self._attendance = Attendance(self._books, self._generations, replacements)
         self._inheritance = Inheritance(self._books, self._attendance, self._generations)
 
     @property
@@ -140,14 +153,18 @@ class World:
             return
         self._attendance.heard(worker, now_s)
         match message:
-            case m.Ready(job):
-                self._attendance.ready(worker, job, now_s)
+            case m.Ready():
+                self._attendance.ready(worker, message, now_s)
             case m.Finished():
                 self._attendance.finished(worker, now_s)
             case m.Failed():
                 self._attendance.user_failure(worker, message)
             case m.Profile():
                 self._progress.profile(worker, message)
+            case m.SaveWanted():
+                self._saving.wanted(message)
+            case m.Saved():
+                self._saving.saved(worker, message)
             case _:
                 self._about_generations(worker, message, now_s)
 

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from everstep.comm.lifetime import Lifetime
 from everstep.core.ids import WorkerId
@@ -54,6 +56,13 @@ class Orders:
     result: m.StepResult | None = None
     """Of the step before `step`, for those who get it by copy."""
 
+    restore: int | None = None
+    """The step whose checkpoint is to be loaded first."""
+
+    save_name: str = "alone"
+    """Joins the parts of a checkpoint: the same on all workers of a generation, and of no other, of
+    this job or another."""
+
     @property
     def members(self) -> tuple[WorkerId, ...]:
         return tuple(sorted(self.addresses))
@@ -76,6 +85,18 @@ class Guide(Protocol):
 
     def is_boundary(self, step: int) -> bool:
         """Whether the generation ends by plan after `step`."""
+
+    def take_save(self, step: int) -> bool:
+        """Whether a checkpoint is to be taken after `step`; says so once."""
+
+    def take_failed_saves(self) -> list[int]:
+        """Steps whose checkpoints have failed on some stage; says so once."""
+
+    def want_save(self) -> None:
+        """A checkpoint is due."""
+
+    def report_saved(self, event: Mapping[str, object]) -> None:
+        """What became of this stage's part of one: an event of the engine's."""
 
     def report_step(self, report: StepReport) -> None: ...
 
@@ -129,6 +150,8 @@ class CoordinatorGuide:
             is_copied_step_open=resume.watermark < resume.step - 1,
             operations=resume.operations,
             result=resume.result,
+            restore=resume.restore,
+            save_name=_save_name(resume),
         )
 
     def _on_halt(self, halt: m.Halt) -> None:
@@ -151,6 +174,29 @@ class CoordinatorGuide:
     def take_replan(self, step: int) -> tuple[Action, ...] | None:
         replan = self._client.take_replan(step)
         return None if replan is None else m.unpack_actions(replan.actions, worker=self._me)
+
+    def take_save(self, step: int) -> bool:
+        return self._client.take_save(step)
+
+    def take_failed_saves(self) -> list[int]:
+        return self._client.take_failed_saves()
+
+    def want_save(self) -> None:
+        self._client.send(m.SaveWanted(self._generation))
+
+    def report_saved(self, event: Mapping[str, object]) -> None:
+        facts: dict[str, Any] = dict(event)
+        if facts["event"] == "checkpoint_failed":
+            self._client.send(m.Saved(step=facts["step"], why_not=facts["why"]))
+            return
+        self._client.send(
+            m.Saved(
+                step=facts["step"],
+                stall_s=facts["stall_seconds"],
+                durable_s=facts["durable_seconds"],
+                size_bytes=facts["bytes"],
+            )
+        )
 
     def report_step(self, report: StepReport) -> None:
         self._client.send(
@@ -196,17 +242,34 @@ class CoordinatorGuide:
 class SoloGuide:
     """One worker without a coordinator: one generation that never ends."""
 
-    def __init__(self, actions: tuple[Action, ...]) -> None:
+    def __init__(self, actions: tuple[Action, ...], *, restore: int | None = None) -> None:
         self._actions = actions
+        self._restore = restore
+        self._is_save_due = False
 
     def next_orders(self) -> Orders:
         return Orders(
             generation=1,
-            step=0,
+            step=0 if self._restore is None else self._restore + 1,
             actions=self._actions,
             addresses={WorkerId(0, 0): ""},
             lifetime=Lifetime(1),
+            restore=self._restore,
         )
+
+    def take_save(self, step: int) -> bool:
+        del step
+        is_due, self._is_save_due = self._is_save_due, False
+        return is_due
+
+    def take_failed_saves(self) -> list[int]:
+        return []
+
+    def want_save(self) -> None:
+        self._is_save_due = True
+
+    def report_saved(self, event: Mapping[str, object]) -> None:
+        """There is nobody to tell; the engine has logged it."""
 
     def wait_watermark(self, step: int) -> None:
         """There is nobody to wait for."""
@@ -242,3 +305,9 @@ class SoloGuide:
 
     def report_finished(self) -> None:
         """There is nobody to tell."""
+
+
+def _save_name(resume: m.Resume) -> str:
+    uids = sorted(member.uid for member in resume.members)
+    digest = hashlib.sha256("\n".join(uids).encode()).hexdigest()
+    return f"g{resume.generation}-{digest[:12]}"

@@ -23,6 +23,7 @@ from everstep.execute.split import StageModule
 from everstep.execute.stage import Scorer
 from everstep.membership.messages import ClipMode
 from everstep.recovery.undo import Keep, NotUndoable, check_undoable
+from everstep.training.saving import Checkpoints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,10 @@ class Job:
     in_flight: int | Sequence[int] | None = None
     """Micro-batches a worker may hold between F and W, for all stages or for each. None: no limit,
     the fastest plan."""
+
+    checkpoint: Checkpoints | None = None
+    """Where and when it is saved; a job that is started again goes on from the newest. None: never,
+    and a stage that loses its last worker ends the job."""
 
     keep: Keep = Keep.NOTHING
     """What is copied at each step for an optimizer whose step cannot be taken back without."""

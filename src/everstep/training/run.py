@@ -29,7 +29,7 @@ from everstep.core.ids import WorkerId
 from everstep.core.points import Point, passing
 from everstep.execute.data import Dataset, Fetcher
 from everstep.execute.evaluation import Evaluation
-from everstep.execute.executor import Clipping, Executor, upcoming
+from everstep.execute.executor import Clipping, Executor, StepReport, upcoming
 from everstep.execute.gather import receive_state, send_state
 from everstep.execute.links import Links
 from everstep.execute.reduction import sum_over
@@ -48,6 +48,7 @@ from everstep.recovery.transfer import (
 from everstep.schedule.actions import Action
 from everstep.training.guide import Guide, Orders
 from everstep.training.job import Job
+from everstep.training.saving import StageSaver
 
 HALT_WITHIN_S = 60.0
 """A peer's connection may break before the coordinator's word arrives; it must by then."""
@@ -100,15 +101,18 @@ class Connect(Protocol):
 
 
 class _Pace:
-    def __init__(self, orders: Orders, guide: Guide) -> None:
+    def __init__(self, run: Run, orders: Orders) -> None:
+        self._run = run
         self._orders = orders
-        self._guide = guide
 
     def check(self) -> None:
         self._orders.lifetime.check()
 
     def wait_watermark(self, step: int) -> None:
-        self._guide.wait_watermark(step)
+        self._run.wait_watermark(step)
+
+    def before_update(self) -> None:
+        self._run.before_update()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +127,18 @@ class Run:
     """Iterate over it to train; evaluate or take the weights between steps."""
 
     def __init__(
-        self, holding: Holding, guide: Guide, connect: Connect, *, steps: int, clock: Clock
+        self,
+        holding: Holding,
+        guide: Guide,
+        connect: Connect,
+        *,
+        steps: int,
+        clock: Clock,
+        saver: StageSaver | None = None,
     ) -> None:
         self.steps = steps
         self._holding = holding
+        self._saver = saver
         self._guide = guide
         self._connect = connect
         self._clock = clock
@@ -199,6 +211,44 @@ class Run:
             links.close()
         if self._holding.fetcher is not None:
             self._holding.fetcher.close()
+        if self._saver is not None:
+            with suppress(EverstepError):  # the coordinator need not be there any more
+                self._tell_saves()
+            events = self._saver.close()
+            with suppress(EverstepError):
+                for event in events:
+                    self._guide.report_saved(event)
+
+    def wait_watermark(self, step: int) -> None:
+        """Returns when everybody has finished `step`, which then stands: if it is to be saved, that
+        begins now, and ends before the next update."""
+        self._guide.wait_watermark(step)
+        if self._saver is None or not self._guide.take_save(step):
+            return
+        self._is_save_wanted = False
+        self._saver.asked(step)
+        if self._holding.me == self._lead(self._holding.me.stage):
+            self._saver.save(step, run=self._orders.save_name)
+
+    def before_update(self) -> None:
+        if self._saver is not None:
+            self._saver.before_update()
+
+    def _tell_saves(self) -> None:
+        assert self._saver is not None
+        for step in self._guide.take_failed_saves():
+            self._saver.abandon(step)
+        for event in self._saver.events():
+            self._guide.report_saved(event)
+
+    def _tend_saves(self, report: StepReport) -> None:
+        if self._saver is None:
+            return
+        self._tell_saves()
+        is_due = self.is_reporter and self._saver.is_due(report.step, report.loss)
+        if is_due and not self._is_save_wanted:
+            self._is_save_wanted = True
+            self._guide.want_save()
 
     def _meet(self) -> None:
         """Returns when every worker is here."""
@@ -246,7 +296,7 @@ class Run:
         while True:
             self._catch_up()
             try:
-                self._guide.wait_watermark(self._state_step)
+                self.wait_watermark(self._state_step)
                 self._serve_again()
                 return operation()
             except INTERRUPTIONS as interruption:
@@ -270,6 +320,7 @@ class Run:
         self._finished_step = step
         self._operations.clear()
         self._guide.report_step(report)
+        self._tend_saves(report)
         self._profiler.add(report.times)
         if self._profiler.num_steps == self._orders.profile_steps:
             self._guide.report_profile(self._profiler)
@@ -341,6 +392,7 @@ class Run:
     def _begin(self, orders: Orders) -> None:
         """Connects for a generation, and for the next when that one ends meanwhile."""
         self._orders = orders
+        self._is_save_wanted = False  # what the last generation was asked to save is forgotten
         self._adjust(orders)
         self._profiler = Profiler()
         self._follow(orders.actions, first_step=orders.step)
@@ -361,6 +413,10 @@ class Run:
 
     def _adjust(self, orders: Orders) -> None:
         """What is done before anything else, even when the generation is over again already."""
+        self.before_update()
+        if orders.restore is not None:
+            assert self._saver is not None, "only a job with checkpoints is told to load one"
+            self._saver.restore(orders.restore)
         if self._finished_step is None:
             # A new worker: it begins with what it built, or waits for a copy.
             is_target = any(copy.target == self._holding.me for copy in orders.copies)
@@ -421,7 +477,7 @@ class Run:
             holding.stage,
             holding.update,
             links=links,
-            pace=_Pace(orders, self._guide),
+            pace=_Pace(self, orders),
             fetcher=holding.fetcher,
             num_microbatches=holding.replicas * job.microbatches,
             clipping=clipping,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from contextlib import ExitStack
 
 import torch
@@ -36,6 +37,8 @@ from everstep.schedule.problem import Problem
 from everstep.training.guide import CoordinatorGuide, Guide, Orders, SoloGuide
 from everstep.training.job import Job, check_optimizer, check_shape, digest
 from everstep.training.run import Connect, Holding, Run
+from everstep.training.saving import StageSaver
+from everstep.training.stage_tree import StageTree
 
 CONNECT_WITHIN_S = 60.0
 
@@ -61,8 +64,13 @@ def _train_alone(job: Job, steps: int) -> Run:
         durations=Durations.uniform(1),
         in_flight=job.in_flight_limits(1),
     )
-    guide = SoloGuide(plan(problem).actions[holding.me])
-    return Run(holding, guide, _Alone(holding.me), steps=steps, clock=SystemClock())
+    saver = _saver(holding, steps)
+    restore = None if saver is None else saver.newest_whole()
+    guide = SoloGuide(plan(problem).actions[holding.me], restore=restore)
+    connect = _Alone(holding.me)
+    run = Run(holding, guide, connect, steps=steps, clock=SystemClock(), saver=saver)
+    atexit.register(run.close)  # what was saved last is still on its way
+    return run
 
 
 def _train_together(job: Job, steps: int, context: WorkerContext) -> Run:
@@ -73,9 +81,11 @@ def _train_together(job: Job, steps: int, context: WorkerContext) -> Run:
     points.stand_at(me)
     holding = _hold(job, me=me, replicas=place.replicas, num_stages=place.stages)
     guide: Guide = CoordinatorGuide(client, me=me)
-    client.send(m.Ready(_facts(job, steps, holding)))
+    saver = _saver(holding, steps)
+    saved = saver.newest_whole() if saver is not None and place.is_beginning else None
+    client.send(m.Ready(_facts(job, steps, holding), saved))
     connect = _Together(holding, endpoint)
-    run = Run(holding, guide, connect, steps=steps, clock=SystemClock())
+    run = Run(holding, guide, connect, steps=steps, clock=SystemClock(), saver=saver)
     context.on_close(run.close)
     return run
 
@@ -90,6 +100,20 @@ def _facts(job: Job, steps: int, holding: Holding) -> m.JobFacts:
         in_flight=job.in_flight_limits(holding.stage.num_stages),
         clip_norm=job.clip_norm,
         clip_mode=job.clip_mode,
+        is_saved=job.checkpoint is not None,
+    )
+
+
+def _saver(holding: Holding, steps: int) -> StageSaver | None:
+    if holding.job.checkpoint is None:
+        return None
+    stage, update = holding.stage, holding.update
+    return StageSaver(
+        holding.job.checkpoint,
+        StageTree(stage.module, update.optimizer, update.scheduler),
+        part=(stage.index, stage.num_stages),
+        total_steps=steps,
+        num_workers=holding.replicas * stage.num_stages,
     )
 
 

@@ -97,6 +97,9 @@ class WatchfulPace:
         self.waited.append(step)
         self.on_wait()
 
+    def before_update(self) -> None:
+        """Nothing else reads the parameters."""
+
 
 class Bench:
     """The last of two stages, with a bucket for each parameter."""
