@@ -12,7 +12,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "autosave.py"
 
 
 def command(directory: Path) -> list[str]:
-    return [sys.executable, str(EXAMPLE), "--directory", str(directory), "--steps", "1500"]
+    return [sys.executable, "-u", str(EXAMPLE), "--directory", str(directory), "--steps", "1500"]
 
 
 def last_line(text: str) -> str:
@@ -23,13 +23,12 @@ def test_the_autosave_example_ends_the_same_however_it_was_stopped(tmp_path: Pat
     whole = subprocess.run(
         command(tmp_path / "whole"), check=True, capture_output=True, text=True, timeout=100
     )
-    with subprocess.Popen(command(tmp_path / "stopped"), stdout=subprocess.PIPE, text=True) as first:
+    stopped = command(tmp_path / "stopped")
+    with subprocess.Popen(stopped, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout is not None
         assert "step   500" in first.stdout.readline()
         os.kill(first.pid, signal.SIGTERM)
         assert first.wait(60) == -signal.SIGTERM
-    again = subprocess.run(
-        command(tmp_path / "stopped"), check=True, capture_output=True, text=True, timeout=100
-    )
+    again = subprocess.run(stopped, check=True, capture_output=True, text=True, timeout=100)
     assert again.stdout.startswith("goes on after step ")
     assert last_line(again.stdout) == last_line(whole.stdout)

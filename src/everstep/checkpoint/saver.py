@@ -18,7 +18,7 @@ import signal
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,10 @@ from everstep.checkpoint.policy import Policy, Situation
 from everstep.checkpoint.progress import Kept, Progress
 from everstep.checkpoint.rank_state import RankState, Tree, compose, read_for_rank
 from everstep.checkpoint.restore import Found, look_at, newest, wait_writers
-from everstep.checkpoint.retention import Entry, KeepLast, Retention
+from everstep.checkpoint.retention import KeepLast, Retention
 from everstep.checkpoint.run_record import RunRecord
 from everstep.checkpoint.signals import Signals
-from everstep.checkpoint.storage import Saved, step_name
+from everstep.checkpoint.storage import step_name
 from everstep.checkpoint.subjects import Subjects, hook_updates
 from everstep.core.errors import CheckpointCorrupt, ConfigError, WaitTimedOut
 
@@ -190,7 +190,7 @@ class Saver:
             self._settings.directory,
             part=Part(self.rank, self._agreement.size, run),
             settings=self._settings.engine,
-            keep=_Keep(self._settings.keep or KeepLast(2)),
+            keep=self._settings.keep or KeepLast(2),
         )
         self._remove_hooks = hook_updates(
             self._subjects.optimizers,
@@ -379,13 +379,3 @@ class Saver:
     def _started_engine(self) -> Engine:
         assert self._engine is not None, "begin() comes first"
         return self._engine
-
-
-class _Keep:
-    """A retention rule over what the engine knows of its checkpoints."""
-
-    def __init__(self, rule: Retention) -> None:
-        self._rule = rule
-
-    def keeps(self, entries: Sequence[Saved]) -> set[int]:
-        return self._rule.keeps([Entry(each.step, each.loss) for each in entries])
