@@ -14,7 +14,7 @@ from everstep.checkpoint.writer import Writer
 
 
 class OrderedWriter:
-    def __init__(self, directory: Path, *, disk: Disk | None = None) -> None:
+    def __init__(self, directory: Path | str, *, disk: Disk | None = None) -> None:
         self.reports: list[Report] = []
         self._writer = Writer(self.reports.append, disk=disk)
         self._num_jobs = 0

@@ -28,6 +28,7 @@ from everstep.checkpoint.delivery import Delivery, Outcome, Save
 from everstep.checkpoint.image import Content, FileImage, lay_out
 from everstep.checkpoint.layout import Layout, Part, names_to_write
 from everstep.checkpoint.raw import dtype_name
+from everstep.checkpoint.remote_storage import RemoteFolder, is_url
 from everstep.checkpoint.retention import Entry, Retention
 from everstep.checkpoint.state import JSON, FlatState
 from everstep.checkpoint.telemetry import DeviceWait, Measured, queued_events, ratio_to_limit
@@ -82,7 +83,10 @@ class Engine:
         keep: Retention | None = None,
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
-        """`on_event` is called on a thread of the engine's, as things happen."""
+        """`directory` may be any fsspec URL. `on_event` is called on a thread of the engine's, as
+        things happen."""
+        if is_url(directory):
+            RemoteFolder(str(directory))  # A library that is missing is told now, to the user.
         self._settings = settings = settings or EngineSettings()
         self._part = part if part.run else replace(part, run=uuid.uuid4().hex[:12])
         self._keep = keep

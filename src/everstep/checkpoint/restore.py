@@ -19,6 +19,12 @@ from everstep.checkpoint.layout import Box, overlap, whole_box
 from everstep.checkpoint.manifest import BLOCK_BYTES, Manifest, PartRecord, TensorRecord
 from everstep.checkpoint.raw import bytes_of, dtype_of
 from everstep.checkpoint.reading import Block, describe, read_blocks
+from everstep.checkpoint.remote_storage import (
+    fetch_step,
+    is_url,
+    staging_directory,
+    whole_steps,
+)
 from everstep.checkpoint.state import JSON, FlatState, join_plain
 from everstep.checkpoint.storage import (
     is_being_written,
@@ -231,7 +237,7 @@ def newest(directory: str | Path) -> Found | None:
     Raises CheckpointCorrupt when there are some and none verifies: whether to begin anew is then
     the user's decision.
     """
-    return _first_good(Path(directory), Found.verified)
+    return _first_good(directory, Found.verified)
 
 
 def load_newest(
@@ -241,13 +247,20 @@ def load_newest(
     into: Mapping[str, torch.Tensor] | None = None,
 ) -> tuple[Found, FlatState] | None:
     """`newest` and its `read`, in one pass over the bytes."""
-    return _first_good(Path(directory), lambda found: (found, found.read(names, into=into)))
+    return _first_good(directory, lambda found: (found, found.read(names, into=into)))
 
 
-def _first_good(directory: Path, use: Callable[[Found], _Result]) -> _Result | None:
+def checkpoints_in(directory: str | Path) -> Iterator[Path]:
+    """The directories of all checkpoints, newest first; from a URL they are brought here."""
+    if is_url(directory):
+        return (fetch_step(str(directory), step) for step in whole_steps(str(directory)))
+    return (Path(directory) / step_name(step) for step in steps_in(Path(directory)))
+
+
+def _first_good(directory: str | Path, use: Callable[[Found], _Result]) -> _Result | None:
     passed_over: list[PassedOver] = []
-    for step in steps_in(directory):
-        seen = look_at(directory / step_name(step))
+    for path in checkpoints_in(directory):
+        seen = look_at(path)
         if isinstance(seen, Found):
             try:
                 return use(replace(seen, passed_over=tuple(passed_over)))
@@ -267,7 +280,8 @@ def wait_writers(directory: str | Path, *, timeout_s: float) -> bool:
     """Until no live writer works in `directory`: that of a trainer that was killed may be about to
     finish the newest checkpoint. Whether they finished in time."""
     deadline_s = time.monotonic() + timeout_s
-    while any(is_being_written(partial) for partial in partials_in(Path(directory))):
+    local = staging_directory(str(directory)) if is_url(directory) else Path(directory)
+    while any(is_being_written(partial) for partial in partials_in(local)):
         if time.monotonic() > deadline_s:
             return False
         time.sleep(0.05)

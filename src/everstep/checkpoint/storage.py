@@ -45,6 +45,11 @@ _REMOVED = re.compile(r"\.step-(\d{9,})\.removed")
 class Storage(Protocol):
     """Where a writer puts its part, and how the parts become a checkpoint."""
 
+    @property
+    def directory(self) -> Path:
+        """The local one that shards are written to."""
+        ...
+
     def open_part(self, step: int, run: str, index: int, *, of: int) -> OpenFile:
         """A new shard, held: while it is open, nobody takes it for a dead writer's."""
 
@@ -185,7 +190,7 @@ class LocalStorage:
         steps = steps_in(self._directory)
         for step in steps:
             if step not in self._losses:
-                self._losses[step] = _loss_of(read_manifest(self._directory / step_name(step)))
+                self._losses[step] = loss_of(read_manifest(self._directory / step_name(step)))
         return [Entry(step=step, loss=self._losses[step]) for step in steps]
 
     def remove(self, step: int) -> None:
@@ -248,6 +253,6 @@ def read_manifest(path: Path) -> Manifest | str:
         return f"{MANIFEST_FILE} is damaged: {bad}"
 
 
-def _loss_of(manifest: Manifest | str) -> float | None:
+def loss_of(manifest: Manifest | str) -> float | None:
     loss = None if isinstance(manifest, str) else manifest.about.get("loss")
     return float(loss) if isinstance(loss, int | float) else None

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from everstep.checkpoint.disk import CHUNK_BYTES, Disk, LocalDisk, OpenFile
+from everstep.checkpoint.remote_storage import RemoteStorage, is_url
 from everstep.checkpoint.shard import ShardWriter
 from everstep.checkpoint.storage import LocalStorage, Storage
 from everstep.checkpoint.wire import (
@@ -114,7 +115,7 @@ class Writer:
         rate = 0.0
         try:
             self._storage.clean()
-            rate = probe(Path(order.directory), order.probe_bytes)
+            rate = probe(self._storage.directory, order.probe_bytes)
         except _TROUBLE:
             pass  # Every job will meet it again, and say so.
         self._tell(Ready(disk_bytes_per_s=rate))
@@ -224,6 +225,8 @@ class Reporter:
 
 
 def open_storage(directory: str, *, disk: Disk | None = None) -> Storage:
+    if is_url(directory):
+        return RemoteStorage(directory, disk=disk)
     return LocalStorage(Path(directory), disk=disk)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from everstep.cli import checkpoint_plan
+from everstep.cli import checkpoint_files, checkpoint_plan
 
 
 def add_to(app: typer.Typer) -> None:
@@ -14,4 +14,5 @@ def add_to(app: typer.Typer) -> None:
         rich_markup_mode=None,
     )
     checkpoint_plan.add_to(verbs)
+    checkpoint_files.add_to(verbs)
     app.add_typer(verbs, name="checkpoint")

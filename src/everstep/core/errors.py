@@ -10,6 +10,8 @@
   - CheckpointMismatch    a checkpoint is of another model, optimizer or set of things
   - StateNotSavable       a state holds something that no checkpoint can hold
   - NotInCheckpoint       a tensor was asked for that this checkpoint does not hold
+  - NotImportable         a file of another tool cannot be read, or must not be
+  - CheckpointNotWritten  a checkpoint that somebody waits for could not be written
   recover another way, or keep copies
   - CannotUndo            the last optimizer step cannot be taken back
   use an older checkpoint
@@ -135,6 +137,25 @@ class NotInCheckpoint(EverstepError):
         super().__init__(f"{checkpoint} does not hold '{name}': {why}")
         self.name = name
         self.checkpoint = checkpoint
+
+
+class NotImportable(EverstepError):
+    """A file of another tool cannot be read without running code from it, or not at all."""
+
+    def __init__(self, path: str, *, why: str) -> None:
+        super().__init__(f"cannot import {path}: {why}")
+        self.path = path
+        self.why = why
+
+
+class CheckpointNotWritten(EverstepError):
+    """A save that was asked for by hand failed. In training, that is an event instead."""
+
+    def __init__(self, directory: str, *, step: int, why: str) -> None:
+        super().__init__(f"no checkpoint of step {step} in {directory}: {why}")
+        self.directory = directory
+        self.step = step
+        self.why = why
 
 
 class CannotUndo(EverstepError):

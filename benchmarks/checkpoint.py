@@ -1,0 +1,316 @@
+"""What a checkpoint costs: stall, time to durable, restore; beside torch.save and DCP.
+
+    python benchmarks/checkpoint.py [--size-gb 1] [--rounds 5] [--device cpu] [--directory DIR]
+
+An emulated training loop: forward and backward compute for several times as long as a copy of the
+state takes, then every tensor is updated in place. All systems save the same state in turn, in one
+run. The limits are measured in the same run: a plain copy of the state into warm memory, and the
+fastest of two plain ways to put as many bytes on this disk. All cores but one compute. Exits 1 when
+a bar is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import mmap
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from checkpoint_systems import Everstep, State, System, stock_systems
+from everstep.checkpoint.disk import LocalDisk
+
+MOST_OVERLAPPED_STALL = 0.15
+"""Of the copy's own time, when forward and backward last longer than the copy."""
+MOST_PLAIN_STALL = 1.1
+"""When there is nothing to overlap with."""
+LEAST_DISK_SHARE = 0.9
+"""Time of a plain write of as many bytes, to the time until the checkpoint is durable."""
+LEAST_RESTORE_SPEEDUP = 2.0
+"""Over dcp.load, both from the page cache, and both as the save left them."""
+
+COMPUTE_PER_COPY = 5.0
+"""Forward and backward last as many times as long as the copy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """One save. Seconds."""
+
+    overlapped_s: float
+    """What the training thread waited: in the call, and before the update."""
+    slowdown_s: float
+    """By how much the step with the save, and those until it was durable, were longer."""
+    plain_s: float
+    """What it waited when the update came at once."""
+    durable_s: float
+    """From the call, with nothing else running."""
+
+
+class Loop:
+    """A model that is only its cost."""
+
+    def __init__(self, size_bytes: int, device: str) -> None:
+        torch.manual_seed(0)
+        self.device = device
+        length = size_bytes // 4 // 48
+        self.state: State = {
+            f"{kind}/layers.{number}": torch.randn(length, device=device)
+            for kind in ("model", "optimizer/exp_avg", "optimizer/exp_avg_sq")
+            for number in range(16)
+        }
+        self._matrix = torch.randn(1024, 1024, device=device) / 32
+        self._num_products = 1
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.state.values())
+
+    def calibrate(self, compute_s: float) -> None:
+        self._num_products = 20
+        taken_s = min(self.seconds_of(self.compute) for _ in range(5))
+        self._num_products = max(1, round(20 * compute_s / taken_s))
+
+    def compute(self) -> None:
+        matrix = self._matrix
+        for _ in range(self._num_products):
+            matrix = torch.mm(matrix, self._matrix)
+
+    def update(self) -> None:
+        torch._foreach_mul_(list(self.state.values()), 0.999)
+
+    def step(self) -> None:
+        self.compute()
+        self.update()
+
+    def finish(self) -> None:
+        if self.device != "cpu":
+            torch.cuda.synchronize()
+
+    def seconds_of(self, work: Callable[[], None]) -> float:
+        self.finish()
+        started_s = time.perf_counter()
+        work()
+        self.finish()
+        return time.perf_counter() - started_s
+
+
+def measure(system: System, loop: Loop, step: int, *, step_s: float) -> Reading:
+    loop.finish()
+    started_s = time.perf_counter()
+    system.save(step, loop.state)
+    called_s = time.perf_counter()
+    loop.compute()
+    if isinstance(system, Everstep):
+        waiting_s = time.perf_counter()  # On a device, the engine knows what the device waited.
+    else:
+        loop.finish()  # Stock systems know no streams: whoever updates must know the copy is done.
+        waiting_s = time.perf_counter()
+    system.before_update()
+    ready_s = time.perf_counter()
+    loop.update()
+    loop.finish()
+    num_steps, ended_s = 1, time.perf_counter()
+    durable_at_s = system.durable_at_s()
+    slowdown_s = ended_s - started_s - num_steps * step_s
+    waited_s = called_s - started_s + ready_s - waiting_s
+    if isinstance(system, Everstep):
+        waited_s = float(system.last["stall_seconds"])
+
+    started_s = time.perf_counter()
+    system.save(step + 1, loop.state)
+    system.before_update()
+    loop.finish()
+    plain_s = time.perf_counter() - started_s
+    durable_at_s = system.durable_at_s()
+    return Reading(
+        overlapped_s=waited_s,
+        slowdown_s=slowdown_s,
+        plain_s=plain_s,
+        durable_s=durable_at_s - started_s,
+    )
+
+
+def copy_seconds(loop: Loop) -> float:
+    """The fastest of several plain copies of the state into memory that is there already."""
+    size_bytes = loop.size_bytes
+    if loop.device == "cpu":
+        target = torch.frombuffer(mmap.mmap(-1, size_bytes), dtype=torch.uint8)
+        target.zero_()
+        ways = [_move_each, _copy_each]
+    else:
+        target = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
+        ways = [_copy_each]
+    return min(loop.seconds_of(lambda w=way: w(target, loop.state)) for way in ways * 4)  # type: ignore[misc]
+
+
+def _move_each(target: torch.Tensor, state: State) -> None:
+    at = target.data_ptr()
+    for tensor in state.values():
+        ctypes.memmove(at, tensor.data_ptr(), tensor.nbytes)
+        at += tensor.nbytes
+
+
+def _copy_each(target: torch.Tensor, state: State) -> None:
+    at = 0
+    for tensor in state.values():
+        size = tensor.nbytes
+        target[at : at + size].copy_(tensor.view(torch.uint8), non_blocking=True)
+        at += size
+
+
+def disk_seconds(directory: Path, size_bytes: int) -> float:
+    """A plain write of as many bytes, synced: the faster of past and through the page cache."""
+    taken = []
+    with mmap.mmap(-1, 64 << 20) as memory, memoryview(memory) as pages:
+        pages[:] = os.urandom(1 << 20) * 64
+        for is_direct in (True, False):
+            path = directory / "disk-limit"
+            started_s = time.perf_counter()
+            file = LocalDisk().create(path, is_direct=is_direct)
+            for at in range(0, size_bytes, len(pages)):
+                file.write(pages, at=at)
+            file.sync()
+            file.close()
+            taken.append(time.perf_counter() - started_s)
+            path.unlink()
+    return min(taken)
+
+
+def forget(files: list[Path]) -> None:
+    for path in files:
+        fd = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restoring:
+    """Seconds to read the newest save into the tensors it came from."""
+
+    left_s: float
+    """With the page cache as the save left it."""
+    cold_s: float
+    warm_s: float
+
+
+def restoring(system: System, loop: Loop) -> Restoring:
+    left_s = loop.seconds_of(lambda: system.load(loop.state))
+    cold = []
+    for _ in range(3):
+        forget(system.files())
+        cold.append(loop.seconds_of(lambda: system.load(loop.state)))
+    for path in system.files():
+        with path.open("rb", buffering=0) as file:
+            while file.read(8 << 20):
+                pass
+    warm = [loop.seconds_of(lambda: system.load(loop.state)) for _ in range(4)]
+    return Restoring(left_s=left_s, cold_s=min(cold), warm_s=min(warm))
+
+
+def main() -> int:
+    arguments = _arguments()
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) - 1))
+    directory = Path(tempfile.mkdtemp(prefix="everstep-bench-", dir=arguments.directory))
+    try:
+        return _run(arguments, directory)
+    finally:
+        shutil.rmtree(directory)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--size-gb", type=float, default=1.0)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--directory", help="Where the big files go, and are removed.")
+    return parser.parse_args()
+
+
+def _run(arguments: argparse.Namespace, directory: Path) -> int:
+    loop = Loop(int(arguments.size_gb * 1e9), arguments.device)
+    size_bytes = loop.size_bytes
+    load = os.getloadavg()[0]
+    copy_s = copy_seconds(loop)
+    loop.calibrate(COMPUTE_PER_COPY * copy_s)
+    step_s = median(loop.seconds_of(loop.step) for _ in range(5))
+    systems: list[System] = [
+        Everstep(directory / "everstep", size_bytes),
+        *stock_systems(directory, device=arguments.device),
+    ]
+    readings: dict[str, list[Reading]] = {system.name: [] for system in systems}
+    disk: list[float] = []
+    for number in range(arguments.rounds + 1):
+        disk.append(disk_seconds(directory, size_bytes))
+        for system in systems:
+            reading = measure(system, loop, 2 * number, step_s=step_s)
+            if number:  # The first one allocates.
+                readings[system.name].append(reading)
+        disk.append(disk_seconds(directory, size_bytes))
+    restores = {system.name: restoring(system, loop) for system in systems}
+    for system in systems:
+        system.close()
+    print(
+        f"state {size_bytes / 1e9:.2f} GB on {arguments.device}, {torch.get_num_threads()} of"
+        f" {os.cpu_count()} cores compute, {arguments.rounds} rounds (medians), load {load:.1f}"
+        f" to {os.getloadavg()[0]:.1f}"
+    )
+    disk_s = median(disk)
+    print(
+        f"limits: copy {copy_s:.3f} s ({size_bytes / copy_s / 1e9:.1f} GB/s), disk {disk_s:.3f} s"
+        f" ({size_bytes / disk_s / 1e9:.2f} GB/s, {min(disk):.3f} to {max(disk):.3f} s);"
+        f" a step without a save {step_s:.3f} s"
+    )
+    _print_table(readings, restores)
+    return _judge(readings["everstep"], restores, copy_s=copy_s, disk_s=disk_s)
+
+
+def _print_table(readings: dict[str, list[Reading]], restores: dict[str, Restoring]) -> None:
+    print(
+        f"{'seconds':32}{'stall':>8}{'slower':>8}{'no overlap':>12}{'durable':>9}"
+        f"{'restore':>9}{'cold':>7}{'warm':>7}"
+    )
+    for name, taken in readings.items():
+        restore = restores[name]
+        print(
+            f"{name:32}{median(r.overlapped_s for r in taken):>8.3f}"
+            f"{median(r.slowdown_s for r in taken):>8.3f}"
+            f"{median(r.plain_s for r in taken):>12.3f}"
+            f"{median(r.durable_s for r in taken):>9.3f}"
+            f"{restore.left_s:>9.3f}{restore.cold_s:>7.3f}{restore.warm_s:>7.3f}"
+        )
+
+
+def _judge(
+    taken: list[Reading], restores: dict[str, Restoring], *, copy_s: float, disk_s: float
+) -> int:
+    ours, theirs = restores["everstep"], restores["dcp.save"]
+    overlapped = median(r.overlapped_s for r in taken) / copy_s
+    plain = median(r.plain_s for r in taken) / copy_s
+    disk_share = disk_s / median(r.durable_s for r in taken)
+    bars = [
+        ("stall / copy, overlapped", overlapped, overlapped <= MOST_OVERLAPPED_STALL, "<= 0.15"),
+        ("stall / copy, no overlap", plain, plain <= MOST_PLAIN_STALL, "<= 1.1"),
+        ("disk's time / time to durable", disk_share, disk_share >= LEAST_DISK_SHARE, ">= 0.9"),
+    ]
+    for what, speedup in (
+        ("dcp.load / restore, as left", theirs.left_s / ours.left_s),
+        ("dcp.load / restore, page cache", theirs.warm_s / ours.warm_s),
+    ):
+        bars.append((what, speedup, speedup >= LEAST_RESTORE_SPEEDUP, ">= 2"))
+    for what, value, is_met, bar in bars:
+        print(f"{what:34}{value:>7.2f}   {bar:8}{'met' if is_met else 'MISSED'}")
+    return 0 if all(is_met for _, _, is_met, _ in bars) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
