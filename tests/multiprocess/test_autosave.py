@@ -93,6 +93,28 @@ def test_ranks_of_ddp_save_the_same_step_and_go_on_bit_for_bit(tmp_path: Path) -
     assert whole[0].steps.items() != whole[1].steps.items(), "each has its own part of the data"
 
 
+def test_a_signal_to_one_rank_is_a_signal_to_all(tmp_path: Path) -> None:
+    job = Job(directory=tmp_path / "whole", ranks=2, every=1000)
+    whole = together(replace(job, meeting=tmp_path / "meet-1"))
+    job = replace(job, directory=tmp_path / "disturbed")
+    with ExitStack() as stack:
+        met = replace(job, meeting=tmp_path / "meet-2")
+        stopped = [stack.enter_context(running(met, rank)) for rank in range(2)]
+        while stopped[1].hear_step() < 8:
+            pass
+        pid = stopped[1].process.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGTERM)
+        for run in stopped:
+            run.hear_steps_to_the_end()
+            run.process.join(WAIT_S)
+            assert run.process.exitcode == -signal.SIGTERM
+    again = together(replace(job, meeting=tmp_path / "meet-3"))
+    for rank in range(2):
+        assert min(again[rank].steps.keys() - {-1}) == max(stopped[rank].steps) + 1
+        assert_same(whole[rank], stopped[rank], again[rank])
+
+
 def together(job: Job, *, kill_after: int | None = None) -> list[Run]:
     with ExitStack() as stack:
         runs = [stack.enter_context(running(job, rank)) for rank in range(job.ranks)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import resource
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def data() -> DataLoader[Any]:
 
 
 def train(
-    directory: Path,
+    directory: str | Path,
     *,
     total: int = 12,
     model: nn.Module | None = None,
@@ -224,6 +225,22 @@ def test_a_finished_job_has_nothing_left_to_do(tmp_path: Path) -> None:
     assert saver.resumed_from == saver.step == 12
     assert events(saver, "checkpoint") == []
     assert train(tmp_path, total=14).step == 14
+
+
+def test_a_job_goes_on_from_a_store_behind_a_url(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    url = f"file://{tmp_path}/store"
+    train(url, stop_after=6)
+    saver = train(url)
+    assert saver.resumed_from == 4
+    assert [event["event"] for event in saver.events][:2] == ["resumed", "failure_seen"]
+    assert {path.name for path in (tmp_path / "store").iterdir()} == {
+        "step-000000008",
+        "step-000000012",
+    }
 
 
 def test_a_checkpoint_is_readable_by_stock_tools(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from everstep.checkpoint.baselines import EverySteps
 from everstep.checkpoint.engine import EngineSettings
@@ -58,11 +59,35 @@ class StopAt(pl.Callback):
             raise Stop
 
 
-def fit(directory: Path, *, stop_at: int | None = None, **options: Any) -> tuple[Any, Any]:
+class Stream(IterableDataset[tuple[Tensor, Tensor]]):
+    """The same samples without a length: Lightning then reads ahead."""
+
+    def __init__(self, data: TensorDataset) -> None:
+        self.data = data
+        self.at = self.begin_at = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.at, self.begin_at = self.begin_at, 0
+        while self.at < len(self.data):
+            self.at += 1
+            yield self.data[self.at - 1]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.begin_at = state["at"]
+
+
+def fit(
+    directory: Path, *, stop_at: int | None = None, is_stream: bool = False, **options: Any
+) -> tuple[Any, Any]:
     torch.manual_seed(3)
     inputs = torch.randn(44, 6)
     data = TensorDataset(inputs, inputs.sum(1, keepdim=True))
-    train = DataLoader(data, batch_size=4, shuffle=True)
+    train: DataLoader[Any] = DataLoader(data, batch_size=4, shuffle=True)
+    if is_stream:
+        train = DataLoader(Stream(data), batch_size=4)
     validation = DataLoader(data, batch_size=11)
     module = Regression()
     autosave = AutosaveCallback(
@@ -97,7 +122,9 @@ QUIET = [
 
 
 @pytest.mark.filterwarnings(*QUIET)
-@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 3}, {"val_check_interval": 4}])
+@pytest.mark.parametrize(
+    "options", [{}, {"accumulate_grad_batches": 3}, {"val_check_interval": 4}, {"is_stream": True}]
+)
 @pytest.mark.parametrize("stop_at", [7, 18])
 def test_a_fit_that_was_cut_short_goes_on_bit_for_bit(
     tmp_path: Path, stop_at: int, options: dict[str, Any]

@@ -48,9 +48,17 @@ class Batches:
     """Each `iter` is one pass, or the rest of one when a place was loaded before."""
 
     def __init__(
-        self, loader: Iterable[Any], *, when_found: Callable[[], None] = lambda: None
+        self,
+        loader: Iterable[Any],
+        *,
+        when_found: Callable[[], None] = lambda: None,
+        is_read_ahead: bool = False,
     ) -> None:
+        """`is_read_ahead`: whoever iterates takes each batch while the one before is in use, so
+        the place that is kept is the one before the newest batch."""
         self.loader = loader
+        self._is_read_ahead = is_read_ahead
+        self._behind: Place | None = None
         self._source = _source_of(loader, when_found)
         self._pass = 0
         self._taken = 0
@@ -64,7 +72,13 @@ class Batches:
         else:
             self._pass, self._taken = self._pass + (self._taken > 0), 0
             batches = self._source.begin(self._pass)
-        for batch in batches:
+        while True:
+            if self._is_read_ahead:
+                self._behind = self._here()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
             self._taken += 1
             yield batch
 
@@ -93,6 +107,9 @@ class Batches:
     def state_dict(self) -> Place:
         if self._place is not None:
             return self._place
+        return self._here() if self._behind is None else self._behind
+
+    def _here(self) -> Place:
         source = {"kind": type(self._source).__name__, **self._source.place()}
         return {"pass": self._pass, "taken": self._taken, "source": source}
 

@@ -34,9 +34,10 @@ from everstep.checkpoint.objectives import LostProgress
 from everstep.checkpoint.policy import Policy, Situation
 from everstep.checkpoint.progress import Kept, Progress
 from everstep.checkpoint.rank_state import RankState, Tree, compose, read_for_rank
+from everstep.checkpoint.remote_storage import fetch_step, is_url
 from everstep.checkpoint.restore import Found, look_at, newest, wait_writers
 from everstep.checkpoint.retention import KeepLast, Retention
-from everstep.checkpoint.run_record import RunRecord
+from everstep.checkpoint.run_record import RunRecord, local_directory
 from everstep.checkpoint.signals import Signals
 from everstep.checkpoint.storage import step_name
 from everstep.checkpoint.subjects import Subjects, hook_updates
@@ -50,6 +51,8 @@ EVENTS_KEPT = 1000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaverSettings:
     directory: str | Path
+    """A local one, or any fsspec URL."""
+
     policy: Policy | None = None
     """When to save. Default: where losing work would hurt most, in 3.5 % of the time at most."""
 
@@ -91,7 +94,7 @@ class Saver:
         )
         self._size_bytes = self._check_savable()
         self._record = RunRecord(
-            Path(settings.directory),
+            local_directory(settings.directory),
             workers=self._agreement.size,
             is_writer=self._agreement.rank == 0,
         )
@@ -138,25 +141,27 @@ class Saver:
 
     def _find(self) -> Found | None:
         """The same one on every rank: rank 0 looks, the others are told."""
-        directory = Path(self._settings.directory)
-        found = None
-        if self.rank == 0:
-            found = self._find_newest(directory)
+        directory = self._settings.directory
+        found = self._find_newest(directory) if self.rank == 0 else None
         step = self._agreement.share(-1 if found is None else found.step)
         if step < 0 or self.rank == 0:
             return found
-        seen = look_at(directory / step_name(step))
+        if is_url(directory):
+            path = fetch_step(str(directory), step)
+        else:
+            path = Path(directory) / step_name(step)
+        seen = look_at(path)
         if not isinstance(seen, Found):
             raise CheckpointCorrupt(str(seen.path), why=f"{seen.why}, but rank 0 could read it")
         return seen
 
-    def _find_newest(self, directory: Path) -> Found | None:
+    def _find_newest(self, directory: str | Path) -> Found | None:
         try:
             wait_writers(directory, timeout_s=self._settings.writer_wait_s)
             return newest(directory)
         except OSError as error:
             # To begin anew here could be to throw away what is there.
-            rule = f"whether it holds checkpoints cannot be seen: {error.strerror}"
+            rule = f"whether it holds checkpoints cannot be seen: {error.strerror or error}"
             raise ConfigError("directory", directory, rule) from error
 
     def _tell_resumed(self, found: Found) -> None:
@@ -212,8 +217,9 @@ class Saver:
         self._started_engine().before_update()
 
     def report(self, loss: float | Tensor) -> None:
-        """The loss of the step that is under way."""
-        self._losses.report(self.step, loss)
+        """The loss of the step that is under way. Rank 0 decides, so its loss is enough."""
+        if self.rank == 0:
+            self._losses.report(self.step, loss)
 
     def step_done(self, extras: Callable[[], Tree], *, can_save: bool = True) -> None:
         """After every step. Returns at once, or when the signal that came has been dealt with.

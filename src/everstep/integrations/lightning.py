@@ -126,8 +126,14 @@ class AutosaveCallback(Callback):
             loader = prepare(loader)
             if not trainer.training:
                 return loader
-            self._loaders.append(Batches(loader, when_found=self._restore_random))
-            return self._loaders[-1]
+            batches = Batches(
+                loader,
+                when_found=self._restore_random,
+                # Lightning must look ahead to know which batch is the last one.
+                is_read_ahead=Batches(loader).length is None,
+            )
+            self._loaders.append(batches)
+            return batches
 
         trainer.strategy.process_dataloader = prepare_and_wrap  # type: ignore[method-assign, assignment]
 

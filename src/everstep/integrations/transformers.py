@@ -30,6 +30,7 @@ from everstep.checkpoint.random_state import RandomState, capture_random, restor
 from everstep.checkpoint.rank_state import read_for_rank
 from everstep.checkpoint.restore import newest, wait_writers
 from everstep.checkpoint.retention import Retention
+from everstep.checkpoint.run_record import local_directory
 from everstep.checkpoint.saver import Saver, SaverSettings
 from everstep.core.errors import ConfigError, MissingExtra
 
@@ -64,12 +65,12 @@ class AutosaveCallback(TrainerCallback):
 
     def resume_from(self) -> str | None:
         """What `Trainer.train(resume_from_checkpoint=...)` wants; None when there is nothing."""
-        directory = Path(self._settings.directory)
+        directory = self._settings.directory
         wait_writers(directory, timeout_s=self._settings.writer_wait_s)
         found = newest(directory)
         if found is None:
             return None
-        target = directory / f".trainer-{found.path.name}"
+        target = local_directory(directory) / f".trainer-{found.path.name}"
         if not target.exists():
             state = read_for_rank(found, rank=0, size=len(found.manifest.parts))
             _write_for_trainer(target, state.shared["model"], state.extras["loop"]["trainer"])

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.optim import lr_scheduler as schedulers
 
 from everstep.checkpoint.curve import LossHistory
 from everstep.checkpoint.loss_log import MOST_POINTS, LossLog
@@ -21,6 +24,7 @@ from everstep.checkpoint.random_state import (
     unpack_random,
 )
 from everstep.checkpoint.run_record import RunRecord
+from everstep.checkpoint.state import flatten, unflatten
 from everstep.checkpoint.subjects import Subjects, hook_updates
 from everstep.checkpoint.telemetry import Measured
 from everstep.core.clock import ManualClock
@@ -182,6 +186,25 @@ def test_hooks_come_around_the_step_and_go_when_removed() -> None:
     remove()
     optimizer.step()
     assert seen == [("before", 1.0), ("after", 0.0)]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda o: schedulers.MultiStepLR(o, [3, 5, 5]),
+        lambda o: schedulers.OneCycleLR(o, max_lr=1.0, total_steps=10),
+        lambda o: schedulers.CyclicLR(o, 0.1, 1.0),
+        schedulers.ReduceLROnPlateau,
+        lambda o: schedulers.LambdaLR(o, lambda step: 0.9**step),
+        lambda o: schedulers.SequentialLR(
+            o, [schedulers.LinearLR(o), schedulers.CosineAnnealingLR(o, 5)], [3]
+        ),
+    ],
+)
+def test_the_states_of_torchs_schedulers_come_back(make: Callable[[Any], Any]) -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1, momentum=0.9)
+    state = make(optimizer).state_dict()
+    assert unflatten(flatten(state)) == state
 
 
 def test_a_compiled_model_has_the_names_of_the_plain_one() -> None:
