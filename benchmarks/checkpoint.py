@@ -36,7 +36,8 @@ MOST_PLAIN_STALL = 1.1
 LEAST_DISK_SHARE = 0.9
 """Time of a plain write of as many bytes, to the time until the checkpoint is durable."""
 LEAST_RESTORE_SPEEDUP = 2.0
-"""Over dcp.load, both from the page cache, and both as the save left them."""
+"""Over dcp.load, both from the page cache. As the save left them, DCP's files are in the page cache
+and ours, written around it, come from the disk: printed beside it."""
 
 COMPUTE_PER_COPY = 5.0
 """Forward and backward last as many times as long as the copy."""
@@ -49,11 +50,15 @@ class Reading:
     overlapped_s: float
     """What the training thread waited: in the call, and before the update."""
     slowdown_s: float
-    """By how much the step with the save, and those until it was durable, were longer."""
+    """By how much the step with the save was longer than one without: the stall, and what the copy
+    and the writer take from the processor and the memory meanwhile."""
     plain_s: float
     """What it waited when the update came at once."""
     durable_s: float
     """From the call, with nothing else running."""
+    copy_limit_s: float
+    disk_limit_s: float
+    """Measured in the same round: the machine's speed changes from minute to minute."""
 
 
 class Loop:
@@ -104,7 +109,9 @@ class Loop:
         return time.perf_counter() - started_s
 
 
-def measure(system: System, loop: Loop, step: int, *, step_s: float) -> Reading:
+def measure(
+    system: System, loop: Loop, step: int, *, step_s: float, copy_s: float, disk_s: float
+) -> Reading:
     loop.finish()
     started_s = time.perf_counter()
     system.save(step, loop.state)
@@ -119,9 +126,8 @@ def measure(system: System, loop: Loop, step: int, *, step_s: float) -> Reading:
     ready_s = time.perf_counter()
     loop.update()
     loop.finish()
-    num_steps, ended_s = 1, time.perf_counter()
-    durable_at_s = system.durable_at_s()
-    slowdown_s = ended_s - started_s - num_steps * step_s
+    slowdown_s = time.perf_counter() - started_s - step_s
+    system.durable_at_s()
     waited_s = called_s - started_s + ready_s - waiting_s
     if isinstance(system, Everstep):
         waited_s = float(system.last["stall_seconds"])
@@ -137,20 +143,31 @@ def measure(system: System, loop: Loop, step: int, *, step_s: float) -> Reading:
         slowdown_s=slowdown_s,
         plain_s=plain_s,
         durable_s=durable_at_s - started_s,
+        copy_limit_s=copy_s,
+        disk_limit_s=disk_s,
     )
 
 
-def copy_seconds(loop: Loop) -> float:
-    """The fastest of several plain copies of the state into memory that is there already."""
-    size_bytes = loop.size_bytes
-    if loop.device == "cpu":
-        target = torch.frombuffer(mmap.mmap(-1, size_bytes), dtype=torch.uint8)
-        target.zero_()
-        ways = [_move_each, _copy_each]
-    else:
-        target = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
-        ways = [_copy_each]
-    return min(loop.seconds_of(lambda w=way: w(target, loop.state)) for way in ways * 4)  # type: ignore[misc]
+class CopyLimit:
+    """Plain copies of the state into memory that is there already."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        if loop.device == "cpu":
+            memory = mmap.mmap(-1, loop.size_bytes)
+            self._target = torch.frombuffer(memory, dtype=torch.uint8)
+            self._target.zero_()
+            self._ways = [_move_each, _copy_each]
+        else:
+            self._target = torch.empty(loop.size_bytes, dtype=torch.uint8, pin_memory=True)
+            self._ways = [_copy_each]
+
+    def seconds(self) -> float:
+        """The fastest of six."""
+        return min(self._seconds(way) for way in self._ways * (6 // len(self._ways)))
+
+    def _seconds(self, way: Callable[[torch.Tensor, State], None]) -> float:
+        return self._loop.seconds_of(lambda: way(self._target, self._loop.state))
 
 
 def _move_each(target: torch.Tensor, state: State) -> None:
@@ -240,22 +257,25 @@ def _run(arguments: argparse.Namespace, directory: Path) -> int:
     loop = Loop(int(arguments.size_gb * 1e9), arguments.device)
     size_bytes = loop.size_bytes
     load = os.getloadavg()[0]
-    copy_s = copy_seconds(loop)
-    loop.calibrate(COMPUTE_PER_COPY * copy_s)
-    step_s = median(loop.seconds_of(loop.step) for _ in range(5))
+    copy_limit = CopyLimit(loop)
+    loop.calibrate(COMPUTE_PER_COPY * copy_limit.seconds())
     systems: list[System] = [
         Everstep(directory / "everstep", size_bytes),
         *stock_systems(directory, device=arguments.device),
     ]
     readings: dict[str, list[Reading]] = {system.name: [] for system in systems}
-    disk: list[float] = []
     for number in range(arguments.rounds + 1):
-        disk.append(disk_seconds(directory, size_bytes))
         for system in systems:
-            reading = measure(system, loop, 2 * number, step_s=step_s)
+            reading = measure(
+                system,
+                loop,
+                2 * number,
+                step_s=median(loop.seconds_of(loop.step) for _ in range(3)),
+                copy_s=copy_limit.seconds(),
+                disk_s=disk_seconds(directory, size_bytes),
+            )
             if number:  # The first one allocates.
                 readings[system.name].append(reading)
-        disk.append(disk_seconds(directory, size_bytes))
     restores = {system.name: restoring(system, loop) for system in systems}
     for system in systems:
         system.close()
@@ -264,14 +284,16 @@ def _run(arguments: argparse.Namespace, directory: Path) -> int:
         f" {os.cpu_count()} cores compute, {arguments.rounds} rounds (medians), load {load:.1f}"
         f" to {os.getloadavg()[0]:.1f}"
     )
-    disk_s = median(disk)
+    everything = [reading for taken in readings.values() for reading in taken]
+    copy_s = median(reading.copy_limit_s for reading in everything)
+    disk = [reading.disk_limit_s for reading in everything]
     print(
-        f"limits: copy {copy_s:.3f} s ({size_bytes / copy_s / 1e9:.1f} GB/s), disk {disk_s:.3f} s"
-        f" ({size_bytes / disk_s / 1e9:.2f} GB/s, {min(disk):.3f} to {max(disk):.3f} s);"
-        f" a step without a save {step_s:.3f} s"
+        f"limits: copy {copy_s:.3f} s ({size_bytes / copy_s / 1e9:.1f} GB/s), disk"
+        f" {median(disk):.3f} s ({size_bytes / median(disk) / 1e9:.2f} GB/s, {min(disk):.3f} to"
+        f" {max(disk):.3f} s); forward and backward last {COMPUTE_PER_COPY:g} copies"
     )
     _print_table(readings, restores)
-    return _judge(readings["everstep"], restores, copy_s=copy_s, disk_s=disk_s)
+    return _judge(readings["everstep"], restores)
 
 
 def _print_table(readings: dict[str, list[Reading]], restores: dict[str, Restoring]) -> None:
@@ -290,25 +312,23 @@ def _print_table(readings: dict[str, list[Reading]], restores: dict[str, Restori
         )
 
 
-def _judge(
-    taken: list[Reading], restores: dict[str, Restoring], *, copy_s: float, disk_s: float
-) -> int:
+def _judge(taken: list[Reading], restores: dict[str, Restoring]) -> int:
+    """Each reading is held against the limits of its own round."""
     ours, theirs = restores["everstep"], restores["dcp.save"]
-    overlapped = median(r.overlapped_s for r in taken) / copy_s
-    plain = median(r.plain_s for r in taken) / copy_s
-    disk_share = disk_s / median(r.durable_s for r in taken)
+    overlapped = median(r.overlapped_s / r.copy_limit_s for r in taken)
+    plain = median(r.plain_s / r.copy_limit_s for r in taken)
+    disk_share = median(r.disk_limit_s / r.durable_s for r in taken)
+    speedup = theirs.warm_s / ours.warm_s
     bars = [
         ("stall / copy, overlapped", overlapped, overlapped <= MOST_OVERLAPPED_STALL, "<= 0.15"),
         ("stall / copy, no overlap", plain, plain <= MOST_PLAIN_STALL, "<= 1.1"),
         ("disk's time / time to durable", disk_share, disk_share >= LEAST_DISK_SHARE, ">= 0.9"),
+        ("dcp.load / restore, page cache", speedup, speedup >= LEAST_RESTORE_SPEEDUP, ">= 2"),
     ]
-    for what, speedup in (
-        ("dcp.load / restore, as left", theirs.left_s / ours.left_s),
-        ("dcp.load / restore, page cache", theirs.warm_s / ours.warm_s),
-    ):
-        bars.append((what, speedup, speedup >= LEAST_RESTORE_SPEEDUP, ">= 2"))
     for what, value, is_met, bar in bars:
         print(f"{what:34}{value:>7.2f}   {bar:8}{'met' if is_met else 'MISSED'}")
+    print(f"{'dcp.load / restore, both cold':34}{theirs.cold_s / ours.cold_s:>7.2f}")
+    print(f"{'dcp.load / restore, as left':34}{theirs.left_s / ours.left_s:>7.2f}")
     return 0 if all(is_met for _, _, is_met, _ in bars) else 1
 
 

@@ -17,7 +17,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -51,46 +51,64 @@ class Copy:
     """The copies queued on side streams: the next update comes after them."""
     copy_s: float = 0.0
     """Time spent copying, waits for a slot not counted."""
-    _batches: deque[Sequence[Piece]] = field(default_factory=deque)
-    _num_open: int = 0
+    _batches: deque[tuple[int, Sequence[Piece]]] = field(default_factory=deque)
+    """What nobody has taken yet, each with the number of its portion in the wave."""
+    _num_open: list[int] = field(default_factory=list)
+    """Batches of each portion that are not copied yet."""
+    _ends_with: Callable[[], None] | None = None
     _error: Exception | None = None
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
-    def run(self, pieces: Sequence[Piece]) -> None:
-        """Copies them on this thread, and on the trainer's if it waits."""
-        batches = batches_of(pieces)
+    def lend(
+        self, portions: Sequence[Sequence[Piece]], *, ends_with: Callable[[], None] | None = None
+    ) -> None:
+        """Gives the pieces to whoever works; `ends_with` is called by who copies the last one."""
+        batches = [batches_of(pieces) for pieces in portions]
         with self._changed:
-            self._batches.extend(batches)
-            self._num_open += len(batches)
+            self._num_open = [len(each) for each in batches]
+            self._batches.extend((n, batch) for n, each in enumerate(batches) for batch in each)
+            self._ends_with = ends_with
             self._changed.notify_all()
-        self._work()
-        with self._changed:
-            # What the other thread has taken: a memory copy is all that is awaited.
-            self._changed.wait_for(lambda: self._num_open == 0)
+
+    def wait_copied(self, portion: int) -> None:
+        """Works until this portion is copied; what the trainer has taken of it is awaited."""
+        while self._num_open[portion]:
+            if not self._work():
+                with self._changed:
+                    self._changed.wait_for(lambda: self._num_open[portion] == 0)
         if self._error is not None:
             raise self._error
 
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                if not self._batches:
-                    return
-                batch = self._batches.popleft()
-            try:
-                for piece in batch:
-                    piece.copy()
-            except Exception as error:  # noqa: BLE001 raised again on the copier's thread
-                self._error = error
-            finally:
-                with self._changed:
-                    self._num_open -= 1
-                    self._changed.notify_all()
+    def _work(self) -> bool:
+        """Copies one batch; False when there is none to take."""
+        with self._changed:
+            if not self._batches:
+                return False
+            portion, batch = self._batches.popleft()
+        try:
+            for piece in batch:
+                piece.copy()
+        except Exception as error:  # noqa: BLE001 raised again on the copier's thread
+            self._error = error
+        with self._changed:
+            if sum(self._num_open) == 1 and self._ends_with and self._error is None:
+                self._end(self._ends_with)
+            self._num_open[portion] -= 1
+            self._changed.notify_all()
+        return True
+
+    def _end(self, ends_with: Callable[[], None]) -> None:
+        try:
+            ends_with()
+        except SaveFailed as failed:
+            self._error = failed
 
     def wait_released(self, timeout_s: float) -> bool:
         """Called by the trainer, who helps meanwhile."""
         deadline_s = time.monotonic() + timeout_s
         while not self.released.is_set():
-            self._work()
+            if self._work():
+                continue
             with self._changed:
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
@@ -160,12 +178,17 @@ class Copier:
                 self._copy_from_host(copy, slot, wave)
 
     def _copy_from_host(self, copy: Copy, slot: Slot, wave: Sequence[Portion]) -> None:
-        for portion in wave:
-            started_s = time.perf_counter()
-            copy.run(list(pieces_of(copy.image, copy.tensors, slot, portion)))
-            copy.copy_s += time.perf_counter() - started_s
-            if portion.is_last:
-                _finish(copy, [])
+        """Portions are handed over while the trainer, if it waits, copies the next ones."""
+        started_s = time.perf_counter()
+        pieces = [list(pieces_of(copy.image, copy.tensors, slot, portion)) for portion in wave]
+        is_last = wave[-1].is_last
+        copy.lend(pieces, ends_with=(lambda: _finish(copy, [])) if is_last else None)
+        for number, portion in enumerate(wave):
+            copy.wait_copied(number)
+            if portion.is_last_of_slot:
+                copy.copy_s += time.perf_counter() - started_s
+            if portion.is_last and not copy.released.is_set():
+                _finish(copy, [])  # A state without a byte: nobody copied a last piece.
             self._receiver.deliver(copy, slot, portion)
 
     def _copy_from_devices(self, copy: Copy, slot: Slot, wave: Sequence[Portion]) -> None:
@@ -190,7 +213,8 @@ class Copier:
                     if piece.source.device == device:
                         piece.copy()
                 events.append((device, stream.record_event()))
-        copy.run([piece for piece in pieces if not piece.source.is_cuda])
+        copy.lend([[piece for piece in pieces if not piece.source.is_cuda]])
+        copy.wait_copied(0)
         return events
 
     def _stream(self, device: torch.device, ready: Sequence[torch.cuda.Event]) -> torch.cuda.Stream:
