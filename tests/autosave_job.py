@@ -71,7 +71,7 @@ class Run:
             raise AssertionError(f"process {self.process.pid} said nothing for {WAIT_S} s")
         try:
             return self.pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):  # An OSError when it was killed in the middle of a message.
             raise Ended from None
 
     def hear_step(self) -> int:

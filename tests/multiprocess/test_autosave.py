@@ -22,6 +22,7 @@ def killed_and_resumed(job: Job, *, after_step: int, delay_s: float = 0.0) -> tu
             pass
         time.sleep(delay_s)
         first.kill()
+        first.hear_steps_to_the_end()
     with running(job) as second:
         second.steps[-1], events = second.hear_end()
     assert events[0]["event"] == "resumed", "nothing was durable before the kill"

@@ -12,7 +12,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "autosave.py"
 
 
 def command(directory: Path) -> list[str]:
-    return [sys.executable, "-u", str(EXAMPLE), "--directory", str(directory), "--steps", "1500"]
+    return [sys.executable, "-u", str(EXAMPLE), "--directory", str(directory), "--steps", "800"]
 
 
 def last_line(text: str) -> str:

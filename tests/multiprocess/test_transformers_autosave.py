@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +63,12 @@ def masking(samples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def train(
-    directory: Path, *, stop_at: int | None = None, is_resuming: bool = True, **options: Any
+    directory: Path,
+    *,
+    stop_at: int | None = None,
+    is_resuming: bool = True,
+    more: Sequence[TrainerCallback] = (),
+    **options: Any,
 ) -> tuple[Recording, AutosaveCallback]:
     torch.manual_seed(1)
     config = GPT2Config(vocab_size=32, n_positions=8, n_embd=8, n_layer=1, n_head=2)
@@ -69,7 +76,7 @@ def train(
     autosave = AutosaveCallback(
         directory, policy=EverySteps(3), engine=EngineSettings(probe_bytes=0)
     )
-    callbacks: list[TrainerCallback] = [autosave]
+    callbacks: list[TrainerCallback] = [autosave, *more]
     if stop_at is not None:
         callbacks.append(StopAt(autosave, stop_at))
     trainer = Recording(
@@ -119,6 +126,21 @@ def test_a_training_that_was_cut_short_goes_on_bit_for_bit(
     ours, theirs = whole.model.state_dict(), again.model.state_dict()  # type: ignore[union-attr]
     for name, tensor in ours.items():
         assert torch.equal(tensor, theirs[name]), name
+
+
+def test_a_signal_is_noted_while_the_trainer_trains_and_not_after_it_broke(tmp_path: Path) -> None:
+    class Interrupt(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+            if state.global_step == 7:
+                signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, more=[Interrupt()])
+    again, autosave = train(tmp_path, stop_at=12)
+    assert again.seen[0][0] in (7, 8), "it was saved after the step that ran"
+    assert "failure_seen" not in [event["event"] for event in autosave.events]
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
 
 
 def test_a_trainer_that_was_not_told_to_resume_is_told_how(tmp_path: Path) -> None:

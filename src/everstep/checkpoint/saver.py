@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from torch import Tensor
@@ -28,20 +29,19 @@ from torch import Tensor
 from everstep.checkpoint.agreement import Wish, find_agreement
 from everstep.checkpoint.curve import LossHistory
 from everstep.checkpoint.engine import Engine, EngineSettings
+from everstep.checkpoint.finding import find_agreed
 from everstep.checkpoint.layout import Part
 from everstep.checkpoint.loss_log import LossLog
 from everstep.checkpoint.objectives import LostProgress
 from everstep.checkpoint.policy import Policy, Situation
 from everstep.checkpoint.progress import Kept, Progress
 from everstep.checkpoint.rank_state import RankState, Tree, compose, read_for_rank
-from everstep.checkpoint.remote_storage import fetch_step, is_url
-from everstep.checkpoint.restore import Found, look_at, newest, wait_writers
+from everstep.checkpoint.restore import Found
 from everstep.checkpoint.retention import KeepLast, Retention
 from everstep.checkpoint.run_record import RunRecord, local_directory
 from everstep.checkpoint.signals import Signals
-from everstep.checkpoint.storage import step_name
 from everstep.checkpoint.subjects import Subjects, hook_updates
-from everstep.core.errors import CheckpointCorrupt, ConfigError, WaitTimedOut
+from everstep.core.errors import WaitTimedOut
 
 _logger = logging.getLogger("everstep.checkpoint")
 
@@ -125,7 +125,9 @@ class Saver:
         """Puts the newest good checkpoint into the things. The extras that were saved with it, or
         None when there is no checkpoint. Raises CheckpointMismatch and CheckpointCorrupt."""
         began_s = time.monotonic()
-        found = self._find()
+        found = find_agreed(
+            self._settings.directory, self._agreement, wait_s=self._settings.writer_wait_s
+        )
         if found is None:
             return None
         state = read_for_rank(found, rank=self.rank, size=self._agreement.size)
@@ -138,31 +140,6 @@ class Saver:
         self._tell_resumed(found)
         extras: Tree = state.extras["loop"]
         return extras
-
-    def _find(self) -> Found | None:
-        """The same one on every rank: rank 0 looks, the others are told."""
-        directory = self._settings.directory
-        found = self._find_newest(directory) if self.rank == 0 else None
-        step = self._agreement.share(-1 if found is None else found.step)
-        if step < 0 or self.rank == 0:
-            return found
-        if is_url(directory):
-            path = fetch_step(str(directory), step)
-        else:
-            path = Path(directory) / step_name(step)
-        seen = look_at(path)
-        if not isinstance(seen, Found):
-            raise CheckpointCorrupt(str(seen.path), why=f"{seen.why}, but rank 0 could read it")
-        return seen
-
-    def _find_newest(self, directory: str | Path) -> Found | None:
-        try:
-            wait_writers(directory, timeout_s=self._settings.writer_wait_s)
-            return newest(directory)
-        except OSError as error:
-            # To begin anew here could be to throw away what is there.
-            rule = f"whether it holds checkpoints cannot be seen: {error.strerror or error}"
-            raise ConfigError("directory", directory, rule) from error
 
     def _tell_resumed(self, found: Found) -> None:
         passed_over = [{"path": str(each.path), "why": each.why} for each in found.passed_over]
@@ -183,9 +160,11 @@ class Saver:
         total_steps: int | None = None,
         loader_length: int | None = None,
         is_told_of_updates: bool = False,
+        is_in_loop: Callable[[FrameType | None], bool] = lambda _: True,
     ) -> None:
         """`is_told_of_updates`: the loop itself calls `before_update`. For loops whose optimizers
-        run forward and backward inside their step, where a hook on it would come too early."""
+        run forward and backward inside their step, where a hook on it would come too early.
+        `is_in_loop`: see `Signals`."""
         self._total_steps = total_steps
         self._loader_length = loader_length
         if self._record.begin():
@@ -203,7 +182,7 @@ class Saver:
             after=self._note_update,
         )
         self._prepare(self._engine)
-        self._signals.start()
+        self._signals.start(is_in_loop)
         self._progress.begin()
 
     def _prepare(self, engine: Engine) -> None:

@@ -27,8 +27,12 @@ class Signals:
     def __init__(self) -> None:
         self.received: int | None = None
         self._previous: dict[int, Previous] = {}
+        self._is_in_loop: Callable[[FrameType | None], bool] = lambda _: True
 
-    def start(self) -> None:
+    def start(self, is_in_loop: Callable[[FrameType | None], bool] = lambda _: True) -> None:
+        """`is_in_loop` tells from the frame that was interrupted whether training runs: for loops
+        that do not say when they end by an exception. What comes outside is passed on at once."""
+        self._is_in_loop = is_in_loop
         if threading.current_thread() is not threading.main_thread():
             _logger.info("not in the main thread: SIGTERM and SIGINT will not be noted")
             return
@@ -57,7 +61,7 @@ class Signals:
         os.kill(os.getpid(), number)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.received is not None:
+        if self.received is not None or not self._is_in_loop(frame):
             self.pass_on(number, frame)
             return
         self.received = number

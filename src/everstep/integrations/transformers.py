@@ -19,6 +19,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from safetensors.torch import save_file
@@ -85,6 +86,8 @@ class AutosaveCallback(TrainerCallback):
         control: TrainerControl,  # noqa: ARG002
         **kwargs: Any,
     ) -> None:
+        if self._saver is not None:  # Of a training that ended by an exception.
+            self._saver.close()
         is_replicated = args.world_size > 1
         self._saver = Saver(
             _things(kwargs), self._settings, replicated=["model"] if is_replicated else []
@@ -95,7 +98,9 @@ class AutosaveCallback(TrainerCallback):
         if self._extras is not None and self._order is not None:
             self._order.load(self._extras["order"], given=_batches_taken(args, state, self._order))
         length = None if self._order is None else len(self._order)
-        self._saver.begin(total_steps=state.max_steps, loader_length=length)
+        self._saver.begin(
+            total_steps=state.max_steps, loader_length=length, is_in_loop=_is_training
+        )
 
     def on_step_begin(
         self,
@@ -264,6 +269,15 @@ def _watch(loader: Any) -> _AskedOrder | None:
 def _batches_taken(args: TrainingArguments, state: TrainerState, order: _AskedOrder) -> int:
     per_pass = -(-len(order) // args.gradient_accumulation_steps)
     return (state.global_step % per_pass) * args.gradient_accumulation_steps
+
+
+def _is_training(frame: FrameType | None) -> bool:
+    """The Trainer tells its callbacks nothing when an exception ends it."""
+    while frame is not None:
+        if frame.f_code.co_name == "_inner_training_loop":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _is_end_of_pass(state: TrainerState) -> bool:
