@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import os
 import signal
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
-from crash_trainer import WAIT_S, crash, hear, kills, save_and_die, started, wait_gone
+from everstep.checkpoint.engine import Engine, EngineSettings
 from everstep.checkpoint.restore import newest, wait_writers
-from states import what_is_in
+from everstep.testing.crashes import (
+    WAIT_S,
+    Outcome,
+    crash,
+    hear,
+    kills,
+    look_with_everstep,
+    started,
+    train_with_everstep,
+    wait_gone,
+)
+from states import state_of, what_is_in
 
 NUM_KILLS = 20
 
@@ -19,10 +31,32 @@ NUM_KILLS = 20
 def test_no_kill_loses_a_durable_checkpoint_or_leaves_a_mixed_one(tmp_path: Path) -> None:
     step, num_in_a_save = -1, 0
     for kill in kills(NUM_KILLS, seed=5, within_s=0.15):
-        step, was_saving = crash(tmp_path, kill, first_step=step + 1, scale=500)
-        num_in_a_save += was_saving
-    assert step > 0
+        crashed = crash(
+            tmp_path,
+            kill,
+            train=train_with_everstep,
+            look=look_with_everstep,
+            first_step=step + 1,
+            num_elements=400_000,
+        )
+        assert crashed.outcome is Outcome.INTACT, f"{crashed} after {kill}"
+        assert crashed.newest_step > step
+        step = crashed.newest_step
+        num_in_a_save += crashed.was_saving
     assert num_in_a_save > 0, "no kill fell into a save: the test shows nothing"
+
+
+def save_and_die(pipe: Connection, directory: Path) -> None:
+    """Dies by SIGKILL as soon as the writer has it all; the writer has not written a byte yet."""
+    engine = Engine(directory, settings=EngineSettings(probe_bytes=0))
+    engine.prepare(1 << 20)
+    writer_pid = engine.writer_pid
+    assert writer_pid is not None
+    os.kill(writer_pid, signal.SIGSTOP)
+    engine.save(1, state_of(1))
+    engine.wait_handed_over(WAIT_S)
+    pipe.send(writer_pid)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.timeout(60)
