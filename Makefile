@@ -24,11 +24,13 @@ unit: $(STAMP)
 demo: $(STAMP)
 	@$(BIN)/everstep demo
 
-# About a quarter of an hour, on an otherwise idle machine.
+# About half an hour, on an otherwise idle machine.
 bench: $(STAMP)
 	$(BIN)/python benchmarks/planner.py
 	$(BIN)/python benchmarks/failure_free.py
 	$(BIN)/python benchmarks/recovery.py
+	$(BIN)/python benchmarks/checkpoint.py
+	$(BIN)/python benchmarks/checkpoint_policy.py
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
@@ -41,5 +43,5 @@ clean:
 $(STAMP): pyproject.toml constraints.txt
 	@echo "setting up $(VENV) with $(PYTHON)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,exact]'
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,exact,lightning,transformers]'
 	@touch $@

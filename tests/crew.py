@@ -13,6 +13,7 @@ from functools import partial
 
 from crew_worker import PROFILE, CrewWorker, Gone, Move, Phase, Wire
 from everstep.membership import messages as m
+from everstep.membership.moving import Normalizer
 from everstep.membership.roster import Shape
 from everstep.membership.traffic import (
     Disconnected,
@@ -72,10 +73,16 @@ class Crew:
         norm_of: Callable[[int], float] = lambda _: 0.0,
         settings: WorldSettings | None = None,
         has_agent: bool = False,
+        normalize: Normalizer | None = None,
     ) -> None:
         self.shape = shape or Shape(2, 2)
         self.world = World(
-            self.shape, settings, planner=one_f_one_b, decide=decide_recovery, meeting=MEETING
+            self.shape,
+            settings,
+            planner=one_f_one_b,
+            decide=decide_recovery,
+            meeting=MEETING,
+            normalize=normalize,
         )
         self.job = job or job_facts()
         self.workers: list[CrewWorker] = []

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from everstep.checkpoint.autosave import Autosave as Autosave
     from everstep.core.errors import EverstepError as EverstepError
     from everstep.membership.messages import ClipMode as ClipMode
     from everstep.recovery.undo import Keep as Keep
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from everstep.training.wiring import train as train
 
 _HOMES = {
+    "Autosave": "everstep.checkpoint.autosave",
     "ClipMode": "everstep.membership.messages",
     "EverstepError": "everstep.core.errors",
     "Checkpoints": "everstep.training.saving",

@@ -18,7 +18,7 @@ _NEWEST_WEIGHT = 0.05
 
 _ASKING_FRACTION = 0.01
 _QUICK_ANSWER_S = 5e-5
-"""A policy that takes longer to answer than that is asked less often: so much of the time at most."""
+"""A policy that takes longer to answer is asked less often: in so much of the time at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

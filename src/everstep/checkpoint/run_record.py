@@ -13,11 +13,18 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from everstep.checkpoint.failure_rate import FailureRate
+from everstep.checkpoint.remote_storage import is_url, staging_directory
 from everstep.core.errors import ConfigError
 
 FILE = "failures.json"
 
 _logger = logging.getLogger("everstep.checkpoint")
+
+
+def local_directory(directory: str | Path) -> Path:
+    """Where what is kept beside checkpoints is. Behind a URL: on this machine, where shards wait
+    for their upload; what was seen on another machine is then not known."""
+    return staging_directory(str(directory)) if is_url(directory) else Path(directory)
 
 
 class RunRecord:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -192,6 +192,7 @@ _WRITERS: dict[type, _Writer] = {
     tuple: lambda value, path, work: {"tuple": _list(value, path, work)},
     dict: _dict,
     OrderedDict: _ordered,
+    Counter: lambda value, path, work: {"counter": _dict(value, path, work)},  # MultiStepLR's
     torch.Tensor: _tensor,
     torch.nn.Parameter: _parameter,
     torch.Size: lambda value, path, work: {"size": list(value)},  # noqa: ARG005
@@ -228,6 +229,7 @@ def _tree(node: JSON, tensors: Mapping[str, torch.Tensor]) -> Tree:  # noqa: PLR
 
 _LEAVES: dict[str, Callable[[Any, Mapping[str, torch.Tensor]], Tree]] = {
     "tensor": lambda name, tensors: tensors[name],
+    "counter": lambda counts, tensors: Counter(_tree(counts, tensors)),
     "array": lambda name, tensors: tensors[name].numpy(),
     "float": lambda text, _: float(text),
     "int": lambda text, _: int(text),

@@ -1,16 +1,23 @@
-"""`everstep checkpoint ls, verify, export, import`: the checkpoints of a directory or URL."""
+"""`everstep checkpoint ls, verify, export, import`: the checkpoints of a directory or URL.
+
+What loads torch is imported by the verbs themselves: the planner's commands must not.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from everstep.checkpoint.restore import Found, PassedOver, checkpoints_in, look_at, newest
 from everstep.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+    from everstep.checkpoint.restore import Found, PassedOver
 
 Directory = Annotated[str, typer.Argument(help="A directory, or any fsspec URL.")]
 Step = Annotated[int | None, typer.Option(help="Default: the newest that verifies.")]
@@ -49,7 +56,7 @@ def verify_command(directory: Directory, step: Step = None, as_json: AsJson = Fa
         row = _row(seen)
         if step is not None and row["step"] != step:
             continue
-        row["problems"] = seen.problems() if isinstance(seen, Found) else [seen.why]
+        row["problems"] = [seen.why] if _is_passed_over(seen) else seen.problems()
         rows.append(row)
     if not rows:
         raise _nothing_in(directory, step)
@@ -102,12 +109,20 @@ def import_command(
 
 
 def _seen(directory: str) -> Iterator[Found | PassedOver]:
+    from everstep.checkpoint.restore import checkpoints_in, look_at
+
     return map(look_at, checkpoints_in(directory))
+
+
+def _is_passed_over(seen: Found | PassedOver) -> TypeIs[PassedOver]:
+    from everstep.checkpoint.restore import PassedOver
+
+    return isinstance(seen, PassedOver)
 
 
 def _row(seen: Found | PassedOver) -> dict[str, Any]:
     step = int(seen.path.name.removeprefix("step-"))
-    if isinstance(seen, PassedOver):
+    if _is_passed_over(seen):
         return {"step": step, "problem": seen.why}
     manifest = seen.manifest
     return {
@@ -122,13 +137,15 @@ def _row(seen: Found | PassedOver) -> dict[str, Any]:
 
 
 def _chosen(directory: str, step: int | None) -> Found:
+    from everstep.checkpoint.restore import newest
+
     if step is None:
         found = newest(directory)
         if found is None:
             raise _nothing_in(directory, step)
         return found
     for seen in _seen(directory):
-        if isinstance(seen, Found) and seen.step == step:
+        if not _is_passed_over(seen) and seen.step == step:
             return seen.verified()
     raise _nothing_in(directory, step)
 

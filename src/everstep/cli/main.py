@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from everstep.cli import checkpoint, demo, run, status
+from everstep.cli import checkpoint, demo, run, simulate, status
 from everstep.cli import plan as plan_command
 from everstep.core.errors import EverstepError
 
@@ -29,6 +29,7 @@ demo.add_to(app)
 run.add_to(app)
 status.add_to(app)
 checkpoint.add_to(app)
+simulate.add_to(app)
 
 
 @app.callback()

@@ -70,7 +70,7 @@ class Progress:
         if name == "took_over":
             self._generation = fields["generation"]
             self._num_joined = len(fields["workers"])
-        self._num_joined += {"worker_joined": 1, "worker_lost": -1}.get(name, 0)
+        self._num_joined += {"worker_joined": 1, "worker_lost": -1, "moving": -1}.get(name, 0)
         if name in _LINES:
             self._say(_LINES[name](fields))
         elif name == "worker_joined" and self._num_joined == self._num_workers:
@@ -128,6 +128,7 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
     ),
     "restored": lambda e: f"goes on after step {e['step']}, from its checkpoint",
     "checkpoint_failed": lambda e: f"no checkpoint of step {e['step']}: {e['why']}",
+    "moving": lambda e: f"worker {e['replica']}:{e['stage']} moves to {e['to']}: {e['reason']}",
     "recovered": lambda e: f"step {e['step']}: recovered in {e['seconds']:.2f} s",
     "finished": lambda e: f"finished {e['steps']} steps in {e['seconds']:.1f} s",
 }

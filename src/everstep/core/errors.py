@@ -3,10 +3,12 @@
 * EverstepError
   the user must change something
   - ConfigError           an input breaks a rule
+  - TraceInvalid          a row of a failure trace is not one
   - UserCodeError         the user's model, loss or dataset raised; its own error is the cause
   - DataStalled           the dataset gave nothing for too long
   - NormNotFinite         gradients overflowed: another model, learning rate or precision
   - MissingExtra          an optional library is not installed
+  - CheckpointMismatch    a checkpoint is of another model, optimizer or set of things
   - StateNotSavable       a state holds something that no checkpoint can hold
   - NotInCheckpoint       a tensor was asked for that this checkpoint does not hold
   - NotImportable         a file of another tool cannot be read, or must not be
@@ -61,6 +63,16 @@ class ConfigError(EverstepError):
         self.rule = rule
 
 
+class TraceInvalid(EverstepError):
+    """A row of a failure trace is not of its format. Carries the file's name and the line."""
+
+    def __init__(self, name: str, line: int, why: str) -> None:
+        super().__init__(f"{name}, line {line}: {why}")
+        self.name = name
+        self.line = line
+        self.why = why
+
+
 class UserCodeError(EverstepError):
     """Code that the user gave raised. The original error, with its traceback, is the cause."""
 
@@ -101,6 +113,20 @@ class MissingExtra(EverstepError):
             f"{needed_for} needs {library}, which is not installed: pip install 'everstep[{extra}]'"
         )
         self.library = library
+
+
+class CheckpointMismatch(EverstepError):
+    """A good checkpoint does not fit what it should be loaded into. Nothing was changed."""
+
+    def __init__(self, checkpoint: str, *, problems: Sequence[str]) -> None:
+        shown = "; ".join(problems[:5])
+        more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
+        super().__init__(
+            f"{checkpoint} is of something else: {shown}{more}."
+            " Give what was saved there, or another directory to begin anew"
+        )
+        self.checkpoint = checkpoint
+        self.problems = tuple(problems)
 
 
 class StateNotSavable(EverstepError):

@@ -211,6 +211,16 @@ class Attendance:
         else:
             self._generations.form_when_all_halted(now_s)
 
+    def move(self, worker: Worker, to: WorkerId, why: str, now_s: float) -> None:
+        """Its process ends, and another takes the new place: nothing is lost, and nobody."""
+        books = self._books
+        books.emit("moving", **who(worker), to=str(to), reason=why)
+        books.roster.reserved[worker.hello.number] = to
+        worker.move(Happening.GONE)
+        self._replacements.move(worker.hello.number, now_s)
+        books.send(worker.uid, m.Stop(f"it moves to {to}", 0))
+        self._generations.halt(now_s, why=f"{worker} moves to {to}")
+
     # Time.
 
     def tick(self, now_s: float) -> None:

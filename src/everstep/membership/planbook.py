@@ -13,6 +13,9 @@ from everstep.membership.roster import Shape
 class PlanBook:
     def __init__(self, shape: Shape, planner: Planner) -> None:
         self.plan: Plan | None = None
+        self.request: PlanRequest | None = None
+        """What it was made for."""
+
         self.durations: tuple[StageProfile, ...] | None = None
         self._shape = shape
         self._planner = planner
@@ -23,16 +26,15 @@ class PlanBook:
         return "slots" if self.durations is None else "seconds"
 
     def make(self, job: JobFacts, live: Collection[WorkerId]) -> Plan:
-        self.plan = self._planner(
-            PlanRequest(
-                replicas=self._shape.replicas,
-                stages=self._shape.stages,
-                microbatches=job.microbatches,
-                lost=frozenset(self.lost(live)),
-                durations=self.durations,
-                in_flight=job.in_flight,
-            )
+        self.request = PlanRequest(
+            replicas=self._shape.replicas,
+            stages=self._shape.stages,
+            microbatches=job.microbatches,
+            lost=frozenset(self.lost(live)),
+            durations=self.durations,
+            in_flight=job.in_flight,
         )
+        self.plan = self._planner(self.request)
         return self.plan
 
     def lost(self, live: Collection[WorkerId]) -> list[WorkerId]:

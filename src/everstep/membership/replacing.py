@@ -14,10 +14,17 @@ class Replacements:
         self._books = books
         self._due: list[Respawn] = []
         self._num_failed: Counter[int] = Counter()
+        self._moving: set[int] = set()
+
+    def move(self, number: int, now_s: float) -> None:
+        """It is started again at once, whatever happens to those that are lost."""
+        self._moving.add(number)
+        self.plan(number, now_s)
+        self.start_due(now_s)
 
     def plan(self, number: int, now_s: float) -> bool:
         """Whether a worker will be started in the place of a lost one."""
-        wait_s = self._books.settings.replace_after_s
+        wait_s = 0.0 if number in self._moving else self._books.settings.replace_after_s
         if wait_s is None or self._books.roster.agent_of(number) is None:
             return False
         if any(respawn.number == number for respawn in self._due):
@@ -33,6 +40,7 @@ class Replacements:
 
     def joined(self, number: int) -> None:
         del self._num_failed[number]
+        self._moving.discard(number)
 
     def forget(self) -> None:
         """All are started anyway."""

@@ -106,11 +106,13 @@ class Roster:
     """By uid, in the order they came; the lost stay, so that they are known when they wake up."""
 
     agents: dict[str, AgentRecord] = field(default_factory=dict)
+    reserved: dict[int, WorkerId] = field(default_factory=dict)
+    """By number: the places of workers that move, until they are there."""
 
     def add(self, hello: Hello, *, now_s: float) -> Worker:
-        """Takes the place of its number, or the vacancy where it helps most; none when there is
-        no vacancy."""
-        place = self.shape.place(hello.number)
+        """Takes the place reserved for it or that of its number, or the vacancy where it helps
+        most; none when there is no vacancy."""
+        place = self.reserved.pop(hello.number, self.shape.place(hello.number))
         if place is None or place in self.placed():
             place = self.best_vacancy()
         worker = Worker(hello, place, now_s)

@@ -6,6 +6,7 @@ input is for; all parts share one set of books:
     attendance.py    who comes and who goes
     generations.py   how a generation ends and the next begins
     progress.py      steps, and how long things take
+    moving.py        live workers to stages that were hit harder
     saving.py        checkpoints: which step, and what became of them
     restarting.py    all begin again with the newest, when a stage's state is gone
     inheritance.py   what another coordinator left behind
@@ -25,6 +26,7 @@ from everstep.membership.books import Books, WorldSettings
 from everstep.membership.generations import Generations
 from everstep.membership.inheritance import Inheritance
 from everstep.membership.ledger import StepLedger
+from everstep.membership.moving import Moving, Normalizer
 from everstep.membership.planbook import PlanBook
 from everstep.membership.planning import Planner
 from everstep.membership.progress import Progress
@@ -56,6 +58,7 @@ class World:
         planner: Planner,
         decide: Decide,
         meeting: m.Meeting,
+        normalize: Normalizer | None = None,
     ) -> None:
         self._books = Books(shape, settings or WorldSettings(), planner=planner)
         self._progress = Progress(self._books)
@@ -69,6 +72,7 @@ class World:
         )
         self._saving = Saving(self._books)
         self._attendance = Attendance(self._books, self._generations, replacements)
+        self._moving = Moving(self._books, self._attendance, normalize)
         self._inheritance = Inheritance(self._books, self._attendance, self._generations)
 
     @property
@@ -135,6 +139,7 @@ class World:
                 attendance.disconnected(uid, now_s)
             case Tick():
                 attendance.tick(now_s)
+                self._moving.consider(now_s)
             case TakenOver(stock):
                 self._inheritance.accept(stock, now_s)
             case StopAsked(why=why, exit_code=exit_code):

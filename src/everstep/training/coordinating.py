@@ -18,12 +18,17 @@ from everstep.membership.takeover import Told
 from everstep.membership.world import World, WorldSettings
 from everstep.recovery.decide import decide_recovery
 from everstep.schedule.durations import Durations, StageDurations
+from everstep.schedule.normalize import Normalize, Stay, decide_normalization
 from everstep.schedule.plan import Plan
 from everstep.schedule.planner import Effort, plan
 from everstep.schedule.problem import Problem
 
 PLAN_EFFORT = Effort(improve_s=0.05)
 """Little: at failure time everybody waits for the plan."""
+
+MOVE_S = 5.0
+"""What moving a worker costs: its process is started again, its new state copied, and generations
+change twice meanwhile."""
 
 TAIL_BYTES = 64 << 20
 """Of the events file, where the last step is looked for: beyond what one generation of 4,096
@@ -48,7 +53,14 @@ def coordinator_of(
         meeting = Meeting(
             host=store.address.host, port=store.address.port, token=secrets.token_hex(16)
         )
-        world = World(shape, settings, planner=plan_for, decide=decide_recovery, meeting=meeting)
+        world = World(
+            shape,
+            settings,
+            planner=plan_for,
+            decide=decide_recovery,
+            meeting=meeting,
+            normalize=normalize_for,
+        )
         yield Coordinator(world, events=events, bind=bind, told=told)
 
 
@@ -82,16 +94,23 @@ def _event(line: bytes) -> object:
 
 def plan_for(request: PlanRequest) -> Plan:
     """The planner's answer to the coordinator's question."""
-    return plan(
-        Problem(
-            replicas=request.replicas,
-            stages=request.stages,
-            microbatches=request.microbatches,
-            lost=request.lost,
-            durations=_durations(request),
-            in_flight=request.in_flight,
-        ),
-        PLAN_EFFORT,
+    return plan(_problem(request), PLAN_EFFORT)
+
+
+def normalize_for(request: PlanRequest, *, horizon_s: float) -> Normalize | Stay:
+    return decide_normalization(
+        _problem(request), copy=MOVE_S, horizon=horizon_s, effort=PLAN_EFFORT
+    )
+
+
+def _problem(request: PlanRequest) -> Problem:
+    return Problem(
+        replicas=request.replicas,
+        stages=request.stages,
+        microbatches=request.microbatches,
+        lost=request.lost,
+        durations=_durations(request),
+        in_flight=request.in_flight,
     )
 
 

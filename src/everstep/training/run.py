@@ -221,9 +221,9 @@ class Run:
 
     def wait_watermark(self, step: int) -> None:
         """Returns when everybody has finished `step`, which then stands: if it is to be saved, that
-        begins now, and ends before the next update."""
+        begins now, and ends before the next update. The last one always is."""
         self._guide.wait_watermark(step)
-        if self._saver is None or not self._guide.take_save(step):
+        if self._saver is None or not (self._guide.take_save(step) or step == self.steps - 1):
             return
         self._is_save_wanted = False
         self._saver.asked(step)

@@ -73,6 +73,9 @@ class StageSaver:
         self._progress = Progress()
         self._record: RunRecord | None = None
         self._engine: Engine | None = None
+        self._saved: tuple[int, str | None] | None = None
+        """The last step that was saved, and in which run of parts; None for one that was loaded."""
+
         self._whole: tuple[int, FlatState] | None = None
         """What `newest_whole` has read, until it is restored."""
 
@@ -112,6 +115,7 @@ class StageSaver:
         tensors = _OnlyMine(state.tensors)
         self._tree.load(unflatten(FlatState(tensors=tensors, plain=state.plain)), source=str(path))
         self._whole = None
+        self._saved = step, None
 
     def _read(self, found: Found) -> FlatState:
         return found.read([name for name in found.names() if self._tree.is_mine(name)])
@@ -119,7 +123,7 @@ class StageSaver:
     # Training.
 
     def is_due(self, step: int, loss: float | None) -> bool:
-        """Asked after every step, on the reporter. The last step is always saved."""
+        """Asked after every step, on the reporter."""
         if self._record is None:
             self._record = RunRecord(self._directory, workers=self._num_workers, is_writer=True)
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -128,8 +132,6 @@ class StageSaver:
         if loss is not None:
             self._history.add(step, loss)
         self._progress.step_done()
-        if step >= self._total_steps - 2:
-            return True
         progress = self._progress
         return self._policy.is_due(
             Situation(
@@ -148,7 +150,10 @@ class StageSaver:
         )
 
     def save(self, step: int, *, run: str) -> None:
-        """Starts a copy of the state, which is that after `step`."""
+        """Starts a copy of the state, which is that after `step`, unless it is saved already."""
+        if self._saved in ((step, run), (step, None)):
+            return
+        self._saved = step, run
         flat = flatten(self._tree.tree(), volatile=self._tree.moving_names)
         # After the last step there is no next one to make up for it.
         wait_s = WRITER_WITHIN_S if step == self._total_steps - 1 else 0.0

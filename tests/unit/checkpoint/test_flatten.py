@@ -42,7 +42,7 @@ def test_the_state_of_an_optimizer_has_readable_names() -> None:
     [
         (object(), "builtins.object"),
         ({1, 2}, "builtins.set"),
-        (collections.Counter(), "collections.Counter"),
+        (collections.defaultdict(int), "collections.defaultdict"),
         (torch.ones(2).to_sparse(), "sparse"),
         (torch.ones(2, device="meta"), "meta"),
         (torch.ones(1, dtype=torch.complex128), "complex128"),

@@ -1,0 +1,1 @@
+"""Autosave for training loops that others run: Lightning and the transformers Trainer."""

@@ -1,0 +1,142 @@
+"""Reads the events file of a live run: its shape, durations, losses, joins and steps.
+
+Durations come from the steps before the first loss, and the price of a change of generation from
+the first recovery; the rest of the file is only what predictions are compared with.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from everstep.core.errors import ConfigError, TraceInvalid
+from everstep.schedule.durations import Durations, StageDurations
+from everstep.sim.trace import Trace, make_trace
+
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LiveRun:
+    """From the first step that ran with measured durations to the last one."""
+
+    replicas: int
+    stages: int
+    microbatches: int
+    durations: Durations
+    trace: Trace
+    """A node is a worker."""
+
+    num_steps: int
+    step_ends_s: tuple[float, ...]
+    change_s: float
+    """To halt, decide and form groups, in the first recovery."""
+
+    @property
+    def seconds(self) -> float:
+        return self.step_ends_s[-1]
+
+
+def read_events(path: Path) -> list[Event]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("events file", path, str(error)) from None
+    events: list[Event] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            event = json.loads(line)
+        except json.JSONDecodeError:
+            raise TraceInvalid(path.name, number, "not a JSON object") from None
+        if not isinstance(event, dict) or not {"event", "time"} <= event.keys():
+            raise TraceInvalid(path.name, number, "an event has `event` and `time`")
+        events.append(event)
+    return events
+
+
+def live_run(events: Sequence[Event], *, name: str) -> LiveRun:
+    started = _first(events, "started", name)
+    replanned = _first(events, "replanned", name)
+    replicas, stages = int(started["replicas"]), int(started["stages"])
+    microbatches = _microbatches(replanned["actions"])
+    steps = [event for event in events if event["event"] == "step"]
+    counted = [event for event in steps if event["step"] >= replanned["from_step"]]
+    if len(counted) < 3:
+        raise ConfigError("events file", name, "too few steps after the first plan in seconds")
+    begin_s = float(counted[0]["time"])
+    first_loss_s = next((e["time"] for e in events if e["event"] == "worker_lost"), float("inf"))
+    quiet = [event["breakdown"] for event in counted if event["time"] < first_loss_s]
+    if not quiet:
+        raise ConfigError("events file", name, "no step was finished before the first loss")
+    end_s = float(counted[-1]["time"])
+    return LiveRun(
+        replicas=replicas,
+        stages=stages,
+        microbatches=microbatches,
+        durations=durations_of(quiet, stages=stages, microbatches=microbatches),
+        trace=_trace(events, begin_s, end_s, replicas=replicas, stages=stages, name=name),
+        num_steps=len(counted) - 1,
+        step_ends_s=tuple(float(event["time"]) - begin_s for event in counted[1:]),
+        change_s=_change_s(events),
+    )
+
+
+def durations_of(
+    breakdowns: Sequence[Mapping[str, float]], *, stages: int, microbatches: int
+) -> Durations:
+    """The breakdown of a step is a mean over the workers, and the first stage has no B of its own:
+    it pays for it with W. Stages are taken to be alike."""
+
+    def middle(part: str) -> float:
+        return median(float(breakdown[part]) for breakdown in breakdowns)
+
+    forward = middle("forward") / microbatches
+    weight = middle("weight_gradient") / microbatches
+    gradient = 0.0
+    if stages > 1:
+        gradient = middle("input_gradient") / microbatches * stages / (stages - 1)
+        weight -= gradient / stages
+    first = StageDurations(forward=forward, input_gradient=0.0, weight_gradient=gradient + weight)
+    other = StageDurations(forward=forward, input_gradient=gradient, weight_gradient=weight)
+    return Durations(
+        stages=(first, *[other] * (stages - 1)),
+        reduction=middle("reduction"),
+        optimizer=middle("optimizer"),
+    )
+
+
+def _first(events: Sequence[Event], kind: str, name: str) -> Event:
+    found = next((event for event in events if event["event"] == kind), None)
+    if found is None:
+        raise ConfigError("events file", name, f"has no `{kind}` event")
+    return found
+
+
+def _microbatches(actions: Mapping[str, str]) -> int:
+    """From the plan's own words: `F0.5` is micro-batch 5 of replica 0."""
+    numbers = [int(found) for row in actions.values() for found in re.findall(r"F\d+\.(\d+)", row)]
+    return max(numbers) + 1
+
+
+def _trace(
+    events: Sequence[Event], begin_s: float, end_s: float, *, replicas: int, stages: int, name: str
+) -> Trace:
+    rows = [
+        (event["time"] - begin_s, event["replica"] * stages + event["stage"], is_loss)
+        for event in events
+        for is_loss in (event["event"] == "worker_lost",)
+        if event["event"] in ("worker_lost", "worker_joined") and event["time"] > begin_s
+    ]
+    return make_trace(rows, name=name, num_nodes=replicas * stages, duration_s=end_s - begin_s)
+
+
+def _change_s(events: Sequence[Event]) -> float:
+    recovered = next((event for event in events if event["event"] == "recovered"), None)
+    if recovered is None:
+        return 0.0
+    return float(recovered["halting"] + recovered["deciding"] + recovered["groups"])

@@ -1,0 +1,1 @@
+"""The systems compared, one file each. `registry.py` lists them."""
