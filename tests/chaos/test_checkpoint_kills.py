@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
-from everstep.checkpoint.engine import Engine, EngineSettings
 from everstep.checkpoint.restore import newest, wait_writers
 from everstep.testing.crashes import (
     WAIT_S,
@@ -22,7 +20,8 @@ from everstep.testing.crashes import (
     train_with_everstep,
     wait_gone,
 )
-from states import state_of, what_is_in
+from saving_victim import save_and_die
+from states import what_is_in
 
 NUM_KILLS = 20
 
@@ -44,19 +43,6 @@ def test_no_kill_loses_a_durable_checkpoint_or_leaves_a_mixed_one(tmp_path: Path
         step = crashed.newest_step
         num_in_a_save += crashed.was_saving
     assert num_in_a_save > 0, "no kill fell into a save: the test shows nothing"
-
-
-def save_and_die(pipe: Connection, directory: Path) -> None:
-    """Dies by SIGKILL as soon as the writer has it all; the writer has not written a byte yet."""
-    engine = Engine(directory, settings=EngineSettings(probe_bytes=0))
-    engine.prepare(1 << 20)
-    writer_pid = engine.writer_pid
-    assert writer_pid is not None
-    os.kill(writer_pid, signal.SIGSTOP)
-    engine.save(1, state_of(1))
-    engine.wait_handed_over(WAIT_S)
-    pipe.send(writer_pid)
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.timeout(60)
