@@ -24,7 +24,7 @@ from everstep.checkpoint.progress import Progress
 from everstep.checkpoint.restore import Found, look_at, wait_writers
 from everstep.checkpoint.retention import KeepLast, Retention
 from everstep.checkpoint.run_record import RunRecord
-from everstep.checkpoint.state import FlatState, flatten, unflatten
+from everstep.checkpoint.state import JSON, FlatState, flatten, unflatten
 from everstep.checkpoint.storage import step_name, steps_in
 from everstep.core.errors import CheckpointCorrupt
 from everstep.training.stage_tree import StageTree
@@ -70,6 +70,9 @@ class StageSaver:
         self._num_workers = num_workers
         self._policy: Policy = settings.policy or LostProgress()
         self._history = LossHistory()
+        self._loss: float | None = None
+        """Of the last step, on the reporter."""
+
         self._progress = Progress()
         self._record: RunRecord | None = None
         self._engine: Engine | None = None
@@ -129,6 +132,7 @@ class StageSaver:
             self._directory.mkdir(parents=True, exist_ok=True)
             self._record.begin()
             self._progress.begin()
+        self._loss = loss
         if loss is not None:
             self._history.add(step, loss)
         self._progress.step_done()
@@ -157,7 +161,8 @@ class StageSaver:
         flat = flatten(self._tree.tree(), volatile=self._tree.moving_names)
         # After the last step there is no next one to make up for it.
         wait_s = WRITER_WITHIN_S if step == self._total_steps - 1 else 0.0
-        self._started_engine().save(step, flat, run=run, wait_s=wait_s)
+        about: dict[str, JSON] = {} if self._loss is None else {"loss": self._loss}
+        self._started_engine().save(step, flat, about=about, run=run, wait_s=wait_s)
 
     def abandon(self, step: int) -> None:
         """The checkpoint of `step` has failed on another stage."""
