@@ -111,7 +111,7 @@ def join_parts(parts: Iterable[PartRecord]) -> Manifest:
         block_bytes=BLOCK_BYTES,
         step=first.step,
         run=first.run,
-        about={key: value for part in reversed(parts) for key, value in part.about.items()},
+        about={key: value for part in reversed(ordered) for key, value in part.about.items()},
         parts=ordered,
     )
 
