@@ -44,8 +44,14 @@ def train(
     return run, torch.load(folder / "out.pt")
 
 
-def test_a_job_that_was_killed_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    _, undisturbed = train(tmp_path, replicas=2, stages=2, directory="undisturbed")
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[LiveRun, dict[str, Any]]:
+    return train(tmp_path_factory.mktemp("undisturbed"), replicas=2, stages=2)
+
+
+def test_a_job_that_was_killed_goes_on_bit_for_bit(
+    tmp_path: Path, undisturbed: tuple[LiveRun, dict[str, Any]]
+) -> None:
     events = tmp_path / "killed.jsonl"
     arguments = (MODEL, tmp_path / "ckpt", STEPS, 5, 0.05, tmp_path / "never.pt")
     shape = ("--replicas", 2, "--stages", 2, "--events", events)
@@ -58,20 +64,22 @@ def test_a_job_that_was_killed_goes_on_bit_for_bit(tmp_path: Path) -> None:
     first = restored["step"] + 1
     assert 0 < first < STEPS
     assert resumed["indices"] == list(range(first, STEPS))
-    assert resumed["weights"].keys() == undisturbed["weights"].keys()
-    for name, weights in undisturbed["weights"].items():
+    expected = undisturbed[1]["weights"]
+    assert resumed["weights"].keys() == expected.keys()
+    for name, weights in expected.items():
         assert torch.equal(resumed["weights"][name], weights), name
 
 
-def test_a_stage_that_is_lost_whole_costs_no_step(tmp_path: Path) -> None:
-    undisturbed, _ = train(tmp_path, replicas=2, stages=2, directory="undisturbed")
+def test_a_stage_that_is_lost_whole_costs_no_step(
+    tmp_path: Path, undisturbed: tuple[LiveRun, dict[str, Any]]
+) -> None:
     flags = ("--kill", f"0:1@{STEPS - 8}", "--kill", f"1:1@{STEPS - 8}")
     run, _ = train(tmp_path, replicas=2, stages=2, flags=flags)
     (restarting,) = run.of("restarting")
     assert restarting["stage"] == 1
     assert [event["step"] for event in run.of("step")] == list(range(STEPS))
     losses = [event["loss"] for event in run.of("step")]
-    assert losses == pytest.approx([e["loss"] for e in undisturbed.of("step")], rel=1e-5)
+    assert losses == pytest.approx([e["loss"] for e in undisturbed[0].of("step")], rel=1e-5)
     assert run.of("generation")[-1]["rungs"] == {"0": "checkpoint", "1": "checkpoint"}
     assert run.left_behind == []
 
