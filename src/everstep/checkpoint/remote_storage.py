@@ -49,7 +49,7 @@ def is_url(directory: str | Path) -> bool:
 def staging_directory(url: str) -> Path:
     """Where shards wait for their upload: one place per URL."""
     name = hashlib.sha256(url.encode()).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"everstep-{os.getuid()}" / name
+    return Path(tempfile.gettempdir()) / f"everstep-staging-{os.getuid()}" / name
 
 
 class RemoteFailed(OSError):
@@ -136,7 +136,9 @@ class RemoteStorage:
 
     def __init__(self, url: str, *, disk: Disk | None = None) -> None:
         self._folder = RemoteFolder(url)
-        self._local = LocalStorage(staging_directory(url), disk=disk)
+        staging = staging_directory(url)
+        staging.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._local = LocalStorage(staging, disk=disk)
         self._records: dict[tuple[int, str], PartRecord] = {}
         """Uploaded by this writer; the checkpoint is not complete yet."""
 
