@@ -30,7 +30,9 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/failure_free.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/checkpoint.py
+	$(BIN)/python benchmarks/checkpoint_crash.py
 	$(BIN)/python benchmarks/checkpoint_policy.py
+	$(BIN)/python benchmarks/simulator.py
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
