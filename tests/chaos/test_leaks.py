@@ -8,7 +8,10 @@ from chaos_runs import check_unharmed, reference, run_chaos
 
 NUM_CHANGES = 30
 SPARE = 8
-"""Descriptors or threads that gloo may rarely keep for a while, see `comm/gloo.py`."""
+"""Descriptors or threads that come and go; as many for each group that gloo has missed the end of,
+which it keeps for a while, see `comm/gloo.py`."""
+
+MOST_STUCK = 3
 
 
 def test_many_generations_leave_no_descriptor_and_no_thread_open(tmp_path: Path) -> None:
@@ -20,4 +23,9 @@ def test_many_generations_leave_no_descriptor_and_no_thread_open(tmp_path: Path)
     assert run.live.of("generation")[-1]["number"] == 1 + NUM_CHANGES, run
     for note in run.notes:
         first, last = note["resources"]["first"], note["resources"]["last"]
-        assert all(now <= before + SPARE for before, now in zip(first, last, strict=True)), note
+        num_stuck = last[-1]
+        assert num_stuck <= MOST_STUCK
+        spare = SPARE * (1 + num_stuck)
+        assert all(now <= before + spare for before, now in zip(first, last, strict=True)), (
+            f"{first} became {last}"
+        )

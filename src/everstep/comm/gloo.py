@@ -66,6 +66,9 @@ _LONGEST_PAUSE_S = 0.02
 
 _LEAST_CONNECT_S = 0.1
 
+DESTROYING = "everstep-destroys-a-group"
+"""The name of the threads that groups are left to; one that is still there holds a stuck group."""
+
 _opening = threading.Lock()
 """Which sockets torch opens can only be told by looking before and after: one group at a time."""
 
@@ -159,7 +162,7 @@ class GlooGroup:
         # gloo's destructor waits for operations under way. They have just been cut and end at once,
         # but for one whose end gloo has missed: that is left behind until gloo's own limit.
         held, self._group = [self._group], None
-        destroying = threading.Thread(target=held.clear, daemon=True)
+        destroying = threading.Thread(target=held.clear, name=DESTROYING, daemon=True)
         destroying.start()
         destroying.join(_DESTROY_WITHIN_S)
 
