@@ -33,9 +33,9 @@ def check(plan: Plan) -> list[str]:
     problems = list(_check_each_once(plan))
     if problems:
         return problems
-    actions = _by_place(plan)
-    problems = list(_check_peers(plan, actions)) or list(_check_orders(plan))
-    return problems or [*_check_times(plan, actions), *_check_figures(plan)]
+    actions, needs = _by_place(plan)
+    problems = list(_check_peers(plan, actions)) or list(_check_orders(plan, needs))
+    return problems or [*_check_times(plan, actions, needs), *_check_figures(plan)]
 
 
 def _place(problem: Problem, action: Action) -> int:
@@ -48,11 +48,20 @@ def _place(problem: Problem, action: Action) -> int:
     return (job * problem.stages + action.stage) * 3 + _KIND[action.kind]
 
 
-def _by_place(plan: Plan) -> list[Action]:
-    placed = {
-        _place(plan.problem, action): action for row in plan.actions.values() for action in row
-    }
-    return [placed[place] for place in range(len(placed))]
+_Needs = dict[WorkerId, list[tuple[int, tuple[int, ...]]]]
+"""Per worker, for each of its actions in order: its place, and the places of what it needs."""
+
+
+def _by_place(plan: Plan) -> tuple[list[Action], _Needs]:
+    placed: dict[int, Action] = {}
+    needs: _Needs = {}
+    for worker, row in plan.actions.items():
+        places = [_place(plan.problem, action) for action in row]
+        placed.update(zip(places, row, strict=True))
+        needs[worker] = [
+            (place, _needs(plan, action, place)) for place, action in zip(places, row, strict=True)
+        ]
+    return [placed[place] for place in range(len(placed))], needs
 
 
 def _check_each_once(plan: Plan) -> Iterator[str]:
@@ -117,18 +126,19 @@ def _check_peers(plan: Plan, actions: list[Action]) -> Iterator[str]:
             )
 
 
-def _check_orders(plan: Plan) -> Iterator[str]:
+def _check_orders(plan: Plan, needs: _Needs) -> Iterator[str]:
     """Both ends of a channel agree on its order, and running the lists never gets stuck."""
-    sent: dict[Channel, list[tuple[int, int]]] = defaultdict(list)
-    received: dict[Channel, list[tuple[int, int]]] = defaultdict(list)
+    sent: dict[tuple[WorkerId, WorkerId, Kind], list[tuple[int, int]]] = defaultdict(list)
+    received: dict[tuple[WorkerId, WorkerId, Kind], list[tuple[int, int]]] = defaultdict(list)
     for worker, row in plan.actions.items():
         for action in row:
             what = (action.replica, action.microbatch)
             if action.sends_to is not None:
-                sent[Channel(worker, action.sends_to, action.kind)].append(what)
+                sent[worker, action.sends_to, action.kind].append(what)
             if action.receives_from is not None:
-                received[Channel(action.receives_from, worker, action.kind)].append(what)
-    for channel in sorted(sent.keys() | received.keys() | plan.channels.keys()):
+                received[action.receives_from, worker, action.kind].append(what)
+    for key in sorted(sent.keys() | received.keys() | plan.channels.keys()):
+        channel = Channel(*key)
         planned = list(plan.channels.get(channel, ()))
         for end, order in (("sender", sent[channel]), ("receiver", received[channel])):
             if order != planned:
@@ -136,7 +146,7 @@ def _check_orders(plan: Plan) -> Iterator[str]:
                     f"channel {channel.sender} -> {channel.receiver} ({channel.kind}): the {end}'s"
                     f" order {_brief(order)} is not the planned {_brief(planned)}"
                 )
-    yield from _check_progress(plan)
+    yield from _check_progress(plan, needs)
 
 
 def _brief(order: list[tuple[int, int]]) -> str:
@@ -154,7 +164,7 @@ def _needs(plan: Plan, action: Action, place: int) -> tuple[int, ...]:
     return place - 1, place + (4 if plan.problem.variant.is_glued else 3)
 
 
-def _check_progress(plan: Plan) -> Iterator[str]:
+def _check_progress(plan: Plan, needs: _Needs) -> Iterator[str]:
     """Runs the lists without a clock: a worker whose next action can never start is stuck."""
     done: set[int] = set()
     position = dict.fromkeys(plan.actions, 0)
@@ -162,23 +172,23 @@ def _check_progress(plan: Plan) -> Iterator[str]:
     runnable = deque(plan.actions)
     while runnable:
         worker = runnable.popleft()
-        row = plan.actions[worker]
-        while position[worker] < len(row):
-            action = row[position[worker]]
-            place = _place(plan.problem, action)
-            missing = [needed for needed in _needs(plan, action, place) if needed not in done]
-            if missing:
-                waiting_for[missing[0]].append(worker)
+        places = needs[worker]
+        while position[worker] < len(places):
+            place, needed = places[position[worker]]
+            if not done.issuperset(needed):
+                missing = next(each for each in needed if each not in done)
+                waiting_for[missing].append(worker)
                 break
             done.add(place)
             position[worker] += 1
-            runnable.extend(waiting_for.pop(place, ()))
+            if place in waiting_for:
+                runnable.extend(waiting_for.pop(place))
     for worker, row in plan.actions.items():
         if position[worker] < len(row):
             yield f"worker {worker} waits for ever before {row[position[worker]]}"
 
 
-def _check_times(plan: Plan, actions: list[Action]) -> Iterator[str]:
+def _check_times(plan: Plan, actions: list[Action], needs: _Needs) -> Iterator[str]:
     """Durations are as given, nothing overlaps on a worker, nothing starts before what it needs."""
     durations = plan.problem.durations
     slack = _TOLERANCE * plan.makespan
@@ -194,13 +204,13 @@ def _check_times(plan: Plan, actions: list[Action]) -> Iterator[str]:
             Kind.WEIGHT_GRADIENT: stage.weight_gradient,
         }
         free_at = 0.0
-        for action in row:
+        for action, (_, places) in zip(row, needs[worker], strict=True):
             if abs(action.end - action.start - lengths[action.kind]) > rounding:
                 yield f"{action} takes {action.end - action.start:g}, not {lengths[action.kind]:g}"
             if action.start < free_at - slack:
                 yield f"{action} starts at {action.start:g}, before {worker} is free at {free_at:g}"
             free_at = action.end
-            for place in _needs(plan, action, _place(plan.problem, action)):
+            for place in places:
                 needed = actions[place]
                 transfer = durations.transfer if needed.worker != worker else 0.0
                 if action.start < needed.end + transfer - rounding:
