@@ -1,4 +1,8 @@
-"""Two of three workers of a stage are killed and not replaced: one of the other stage moves."""
+"""Two of three workers of a stage are killed and not replaced: one of the other stage moves.
+
+Whether a second one follows is a matter of the measured durations: with stage 1 the slower one it
+pays, and on a busy machine it often is. So the first move is what is looked at.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +36,10 @@ def test_a_live_worker_moves_and_the_losses_stay_the_same(tmp_path: Path) -> Non
         assert status == 0, output
         assert live.left_behind() == []
     found = read_events(events)
-    (moving,) = of(found, "moving")
-    assert (moving["stage"], moving["to"][-1]) == (0, "1")
-    assert len(of(found, "generation")[-1]["lost"]) == 2
+    first = of(found, "moving")[0]
+    assert (first["stage"], first["to"][-1]) == (0, "1")
+    after = [event for event in of(found, "generation") if event["time"] > first["time"]]
+    assert any(len(event["lost"]) == 2 and first["to"] not in event["lost"] for event in after)
     assert [event["step"] for event in of(found, "step")] == list(range(STEPS))
     build, loss, dataset = MODELS["mlp"]
     expected = plain_training(

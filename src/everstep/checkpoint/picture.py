@@ -6,12 +6,12 @@ An SVG to scale, without any library; fonts and colours are safe for print.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
 
 import numpy as np
 
 from everstep.checkpoint.curve_fit import Floats
 from everstep.checkpoint.rehearsal import settled
+from everstep.core.svg import svg_text
 
 # Okabe and Ito's palette: told apart by the colour-blind, too.
 _HUES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C6BB1", "#7F7F7F")
@@ -31,10 +31,10 @@ def render_svg(
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}"'
         f' width="{_WIDTH}" height="{height}" font-family="Helvetica, Arial, sans-serif">',
         f'<rect width="{_WIDTH}" height="{height}" fill="white"/>',
-        _text(14, 26, title, size=16, weight="bold"),
-        _text(14, 47, notes, size=12, colour="#444"),
+        svg_text(14, 26, title, size=16, weight="bold"),
+        svg_text(14, 47, notes, size=12, colour="#444"),
         *_curve(losses),
-        _text(_WIDTH - _RIGHT + 8, rows_top - 2, "saves", colour="#666"),
+        svg_text(_WIDTH - _RIGHT + 8, rows_top - 2, "saves", colour="#666"),
     ]
     for number, (name, steps) in enumerate(marks.items()):
         colour = _HUES[number % len(_HUES)]
@@ -64,9 +64,9 @@ def _curve(losses: Floats) -> Iterator[str]:
     for tick in _ticks(low, high, 6):
         at = float(y(np.array(tick)))
         yield _rule(at, "#eee")
-        yield _text(_LEFT - 8, at + 4, f"{tick:g}", anchor="end", colour="#666")
-    yield _text(14, _TOP + 14, "loss of each step,", colour="#666")
-    yield _text(14, _TOP + 30, "and the best so far", colour="#666")
+        yield svg_text(_LEFT - 8, at + 4, f"{tick:g}", anchor="end", colour="#666")
+    yield svg_text(14, _TOP + 14, "loss of each step,", colour="#666")
+    yield svg_text(14, _TOP + 30, "and the best so far", colour="#666")
     yield _line(y(losses), len(losses), first_step=1, colour="#bbb", width=0.8)
     yield _line(y(best), len(losses), first_step=0, colour="#111", width=1.8)
 
@@ -81,20 +81,20 @@ def _row(
     name: str, steps: Sequence[int], top: float, colour: str, *, num_steps: int
 ) -> Iterator[str]:
     middle, right = top + _ROW / 2, _WIDTH - _RIGHT
-    yield _text(14, middle + 4, name)
+    yield svg_text(14, middle + 4, name)
     yield _rule(middle, "#ddd")
     marks = "".join(f"M{_x(step, num_steps):.1f} {top + 5:.1f}v{_ROW - 10}" for step in steps)
     if marks:
         yield f'<path d="{marks}" stroke="{colour}" stroke-width="1.3" fill="none"/>'
-    yield _text(right + 8, middle + 4, str(len(steps)), colour="#444")
+    yield svg_text(right + 8, middle + 4, str(len(steps)), colour="#444")
 
 
 def _step_axis(num_steps: int, top: float) -> Iterator[str]:
     for tick in _ticks(0, num_steps, 10):
         at = _x(tick, num_steps)
         yield f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{top - 6}" y2="{top}" stroke="#888"/>'
-        yield _text(at, top + 14, f"{tick:g}", anchor="middle", colour="#666")
-    yield _text(14, top + 14, "step", colour="#666")
+        yield svg_text(at, top + 14, f"{tick:g}", anchor="middle", colour="#666")
+    yield svg_text(14, top + 14, "step", colour="#666")
 
 
 def _rule(y: float, colour: str) -> str:
@@ -109,19 +109,3 @@ def _ticks(low: float, high: float, most: int) -> list[float]:
     unit = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
     first, last = int(np.ceil(low / unit)), int(np.floor(high / unit))
     return [number * float(unit) for number in range(first, last + 1)]
-
-
-def _text(
-    left: float,
-    baseline: float,
-    text: str,
-    *,
-    size: int = 11,
-    anchor: str = "start",
-    colour: str = "#111",
-    weight: str = "normal",
-) -> str:
-    return (
-        f'<text x="{left:.1f}" y="{baseline:.1f}" font-size="{size}" text-anchor="{anchor}"'
-        f' fill="{colour}" font-weight="{weight}">{escape(text)}</text>'
-    )

@@ -7,9 +7,9 @@ a heavy frame and their replica's number. Fonts and colours are safe for print.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from html import escape
 
 from everstep.core.ids import WorkerId
+from everstep.core.svg import svg_text
 from everstep.schedule.actions import Action, Kind
 from everstep.schedule.grid import label
 from everstep.schedule.plan import Plan
@@ -43,16 +43,16 @@ def render_svg(plan: Plan) -> str:
         " patternUnits='userSpaceOnUse'><rect width='7' height='7' fill='#f4f4f4'/>"
         "<line x1='0' y1='0' x2='0' y2='7' stroke='#b5b5b5' stroke-width='2'/></pattern></defs>",
         f'<rect width="{_WIDTH}" height="{height}" fill="white"/>',
-        _text(14, 24, _title(plan), size=16, weight="bold"),
-        _text(14, 44, _subtitle(plan), size=12, colour="#444"),
+        svg_text(14, 24, _title(plan), size=16, weight="bold"),
+        svg_text(14, 44, _subtitle(plan), size=12, colour="#444"),
     ]
     for worker, top in rows:
         if worker.replica == 0:
-            parts.append(_text(14, top + 15, f"stage {worker.stage}", size=11, colour="#666"))
-        parts.append(_text(_LEFT - 10, top + 15, str(worker), size=11, anchor="end"))
+            parts.append(svg_text(14, top + 15, f"stage {worker.stage}", size=11, colour="#666"))
+        parts.append(svg_text(_LEFT - 10, top + 15, str(worker), size=11, anchor="end"))
         if worker in problem.lost:
             parts.append(_box(_LEFT, top, span * scale, "url(#lost)", 1.0, stroke="#b5b5b5"))
-            parts.append(_text(_LEFT + span * scale / 2, top + 15, "lost", anchor="middle"))
+            parts.append(svg_text(_LEFT + span * scale / 2, top + 15, "lost", anchor="middle"))
         has_labels = span / _shortest(plan) <= _MOST_LABELS
         for action in plan.actions.get(worker, ()):
             parts += _action(action, _LEFT + action.start * scale, top, scale, has_labels)
@@ -103,7 +103,7 @@ def _action(action: Action, left: float, top: int, scale: float, has_label: bool
     yield _box(left, top, width, hue, _OPACITY[action.kind], stroke=stroke, line=stroke_width)
     if has_label:
         colour = "white" if action.kind is Kind.INPUT_GRADIENT else "#111"
-        yield _text(
+        yield svg_text(
             left + width / 2, top + 15, label(action), size=10, anchor="middle", colour=colour
         )
 
@@ -116,7 +116,7 @@ def _axis(span: float, scale: float, top: int) -> Iterator[str]:
     while tick * step <= span:
         at = _LEFT + tick * step * scale
         yield f'<line x1="{at:.1f}" y1="{top}" x2="{at:.1f}" y2="{top + 4}" stroke="#888"/>'
-        yield _text(at, top + 16, f"{tick * step:g}", size=10, anchor="middle", colour="#666")
+        yield svg_text(at, top + 16, f"{tick * step:g}", size=10, anchor="middle", colour="#666")
         tick += 1
 
 
@@ -130,15 +130,15 @@ def _legend(plan: Plan, baseline: int) -> Iterator[str]:
     left = float(_LEFT)
     for replica in range(min(plan.problem.replicas, len(_HUES))):
         yield _box(left, baseline - 11, 12, _HUES[replica], 0.7, height=12)
-        yield _text(left + 17, baseline, f"replica {replica}", size=11)
+        yield svg_text(left + 17, baseline, f"replica {replica}", size=11)
         left += 82
     for kind, name in _NAMES.items():
         yield _box(left, baseline - 11, 12, "#333", _OPACITY[kind], height=12)
-        yield _text(left + 17, baseline, name, size=11)
+        yield svg_text(left + 17, baseline, name, size=11)
         left += 50 + 6.2 * len(name)
     if plan.problem.lost:
         yield _box(left, baseline - 11, 12, "#ddd", 1.0, stroke="#111", line=1.8, height=12)
-        yield _text(left + 17, baseline, "adopted", size=11)
+        yield svg_text(left + 17, baseline, "adopted", size=11)
 
 
 def _box(
@@ -158,20 +158,4 @@ def _box(
         f'<rect x="{left + inset:.2f}" y="{top + inset:.2f}"'
         f' width="{max(width - line, 0.4):.2f}" height="{height - line:.2f}" rx="2" fill="{fill}"'
         f' fill-opacity="{opacity}" stroke="{stroke}" stroke-width="{line}"/>'
-    )
-
-
-def _text(
-    left: float,
-    baseline: float,
-    text: str,
-    *,
-    size: int = 11,
-    anchor: str = "start",
-    colour: str = "#111",
-    weight: str = "normal",
-) -> str:
-    return (
-        f'<text x="{left:.1f}" y="{baseline:.1f}" font-size="{size}" text-anchor="{anchor}"'
-        f' fill="{colour}" font-weight="{weight}">{escape(text)}</text>'
     )
