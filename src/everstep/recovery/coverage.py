@@ -15,38 +15,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
 
 from everstep.core.ids import WorkerId
+from everstep.membership.messages import LogDirection as Direction
+from everstep.membership.messages import LogRun
 
-Holdings = Mapping[WorkerId, Sequence["LogRun"]]
+__all__ = ["Direction", "LogRun", "choose_range", "describe_gaps", "senders"]
+
+Holdings = Mapping[WorkerId, Sequence[LogRun]]
 """What each live worker holds."""
 
 _MAX_GAPS_SAID = 3
-
-
-class Direction(StrEnum):
-    FORWARD = "forward"
-    """The activation that stage b sends to b+1."""
-    BACKWARD = "backward"
-    """The input gradient that stage b+1 sends to b."""
-
-
-@dataclass(frozen=True, slots=True)
-class LogRun:
-    """Entries of one holder, of consecutive steps with the same attempt and micro-batches."""
-
-    boundary: int
-    direction: Direction
-    first_step: int
-    last_step: int
-    attempt: int
-    """The generation that ran these steps."""
-    microbatches: tuple[int, ...]
-    """Numbered over the whole step: replica * microbatches + number."""
 
 
 class Supply(NamedTuple):

@@ -32,6 +32,9 @@ class Logging:
     memory: str | int = "256MB"
     """Of each worker, for what is not yet on its disk: how far a slow disk may fall behind."""
 
+    with_replicas: bool = False
+    """Log even when stages have several workers, of which one is usually left to copy from."""
+
     def __post_init__(self) -> None:
         parse_bytes(self.budget, field="Logging.budget")
         if parse_bytes(self.memory, field="Logging.memory") == 0:
