@@ -128,10 +128,9 @@ class LogBook(Generic[Held]):
         """All steps up to and with this one; what still comes of them is turned away."""
         for number in [number for number in self._steps if number <= last_step]:
             self._forget_step(number)
-        if self._newest_attempt > self._closed_attempt:
-            # A later attempt that went back may have been begun below the steps closed before.
-            self._closed_step = last_step
-        self._closed_step = max(self._closed_step, last_step)
+        # What an earlier attempt closed, a later one that went back may run, and log, again.
+        is_later = self._newest_attempt > self._closed_attempt
+        self._closed_step = last_step if is_later else max(self._closed_step, last_step)
         self._closed_attempt = self._newest_attempt
 
     def oldest_step(self, *, in_memory: bool = False) -> int | None:
