@@ -42,11 +42,12 @@ def tensors(draw: st.DrawFn) -> torch.Tensor:
             highest, (tensor.nbytes,), generator=torch.Generator().manual_seed(seed)
         )
         memory_of(tensor)[:] = bytes(bits.tolist())
-    if shape and draw(st.booleans()):
+    is_turned, is_thinned, is_conjugate = draw(st.tuples(*[st.booleans()] * 3))
+    if shape and is_turned:
         tensor = tensor.transpose(0, -1)
-    if shape and draw(st.booleans()):
+    if shape and is_thinned:
         tensor = tensor[..., ::2]
-    if dtype.is_complex and draw(st.booleans()):
+    if dtype.is_complex and is_conjugate:
         tensor = tensor.conj()
     return tensor
 
