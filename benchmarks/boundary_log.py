@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from everstep.recovery.coverage import Direction
+from everstep.membership.messages import LogDirection
 from everstep.recovery.log import BoundaryLog, LogKey
 from everstep.recovery.log_disk import LocalLogDisk, LogDisk
 
@@ -56,7 +56,7 @@ def opened(
 def keys() -> Iterator[LogKey]:
     for step in range(1, NUM_STEPS + 1):
         for microbatch in range(NUM_MICROBATCHES):
-            yield LogKey(step, 1, microbatch, 0, Direction.FORWARD)
+            yield LogKey(step, 1, microbatch, 0, LogDirection.FORWARD)
 
 
 def record_all(log: BoundaryLog, *, settles: bool) -> list[float]:

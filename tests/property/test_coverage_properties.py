@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.core.ids import WorkerId
-from everstep.recovery.coverage import Direction, LogRun, choose_range, senders
+from everstep.membership.messages import LogDirection, LogRun
+from everstep.recovery.coverage import choose_range, senders
 
 FIRST_STEP, LAST_STEP = 3, 7
 STEPS = range(FIRST_STEP, LAST_STEP + 1)
@@ -26,7 +27,7 @@ def situations(draw: st.DrawFn) -> tuple[int, int, Holdings, frozenset[int]]:
     holdings: Holdings = {WorkerId(r, s): [] for r in range(2) for s in range(num_stages)}
     workers = st.sampled_from(sorted(holdings))
     for boundary in range(num_stages - 1):
-        for direction in Direction:
+        for direction in LogDirection:
             if draw(st.booleans()):
                 run = LogRun(boundary, direction, FIRST_STEP - 1, LAST_STEP, 1, microbatches)
                 holdings[draw(workers)].append(run)
@@ -35,7 +36,7 @@ def situations(draw: st.DrawFn) -> tuple[int, int, Holdings, frozenset[int]]:
         first, last = sorted(draw(st.tuples(st.integers(1, 9), st.integers(1, 9))))
         run = LogRun(
             draw(st.integers(0, num_stages - 2)),
-            draw(st.sampled_from(Direction)),
+            draw(st.sampled_from(LogDirection)),
             first,
             last,
             draw(st.integers(1, 3)),
@@ -45,14 +46,14 @@ def situations(draw: st.DrawFn) -> tuple[int, int, Holdings, frozenset[int]]:
     return num_stages, num_microbatches, holdings, lost
 
 
-def holds(run: LogRun, boundary: int, direction: Direction, step: int) -> bool:
+def holds(run: LogRun, boundary: int, direction: LogDirection, step: int) -> bool:
     return (run.boundary, run.direction) == (boundary, direction) and (
         run.first_step <= step <= run.last_step
     )
 
 
 def newest_whole(
-    holdings: Holdings, boundary: int, direction: Direction, step: int, num_microbatches: int
+    holdings: Holdings, boundary: int, direction: LogDirection, step: int, num_microbatches: int
 ) -> int | None:
     """Said in the plainest way."""
     for attempt in (3, 2, 1):
@@ -86,7 +87,7 @@ def test_the_chosen_ranges_are_the_best_of_all_that_can_be_replayed(
 ) -> None:
     num_stages, num_microbatches, holdings, lost = situation
 
-    def is_logged(boundary: int, direction: Direction) -> bool:
+    def is_logged(boundary: int, direction: LogDirection) -> bool:
         if boundary in (-1, num_stages - 1):
             return True
         found = [newest_whole(holdings, boundary, direction, s, num_microbatches) for s in STEPS]
@@ -96,7 +97,7 @@ def test_the_chosen_ranges_are_the_best_of_all_that_can_be_replayed(
         choice
         for choice in every_choice(num_stages, lost)
         if all(
-            is_logged(first - 1, Direction.FORWARD) and is_logged(last, Direction.BACKWARD)
+            is_logged(first - 1, LogDirection.FORWARD) and is_logged(last, LogDirection.BACKWARD)
             for first, last in choice
         )
     ]
@@ -125,7 +126,7 @@ def test_every_step_is_asked_of_holders_of_its_newest_whole_attempt(
 ) -> None:
     num_stages, num_microbatches, holdings, _ = situation
     for boundary in range(num_stages - 1):
-        for direction in Direction:
+        for direction in LogDirection:
             supplies = senders(
                 holdings,
                 boundary=boundary,

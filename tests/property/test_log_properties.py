@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from everstep.comm.framing import DTYPE_BYTES
 from everstep.comm.streams import host_copy, memory_of
 from everstep.core.errors import LogCorrupt, LogEntryMissing
-from everstep.recovery.coverage import Direction
+from everstep.membership.messages import LogDirection
 from everstep.recovery.log import BoundaryLog, LogKey
 from everstep.recovery.log_record import RecordBroken, decode_record, encode_record
 
 SETTLE_S = 30.0
 ENTRY_BYTES = 100
 BOUND_BYTES = 2000
-KEY = LogKey(7, 2, 3, 1, Direction.BACKWARD)
+KEY = LogKey(7, 2, 3, 1, LogDirection.BACKWARD)
 
 sizes = st.integers(0, 4)
 numbers = st.integers(0, 3)
@@ -81,30 +81,32 @@ def test_a_record_holds_the_very_bits(sent: list[torch.Tensor], structure: str) 
 
 @given(st.lists(st.lists(tensors(), max_size=3), min_size=1, max_size=6))
 def test_what_was_spilled_is_what_was_recorded(messages: list[list[torch.Tensor]]) -> None:
-    filler = LogKey(99, 1, 0, 0, Direction.FORWARD)
+    filler = LogKey(99, 1, 0, 0, LogDirection.FORWARD)
     with opened(memory_bytes=BOUND_BYTES) as (log, directory):
         for step, sent in enumerate(messages):
-            log.record(LogKey(step, 1, 0, 0, Direction.FORWARD), sent, f"of {step}")
+            log.record(LogKey(step, 1, 0, 0, LogDirection.FORWARD), sent, f"of {step}")
         log.wait_settled(timeout_s=SETTLE_S)
         # As much as may be in memory at all: everything older goes to disk.
         log.record(filler, [torch.zeros(BOUND_BYTES, dtype=torch.uint8)], "")
         log.wait_settled(timeout_s=SETTLE_S)
         assert log.report().disk_bytes > 0 or not any(t.nbytes for sent in messages for t in sent)
         for step, sent in enumerate(messages):
-            found, structure = log.read(LogKey(step, 1, 0, 0, Direction.FORWARD))
+            found, structure = log.read(LogKey(step, 1, 0, 0, LogDirection.FORWARD))
             assert [bits(tensor) for tensor in found] == [bits(tensor) for tensor in sent]
             assert structure == f"of {step}"
         assert directory.exists()
 
 
 records = st.tuples(
-    st.just("record"), numbers, st.integers(0, 1), numbers, st.sampled_from(Direction)
+    st.just("record"), numbers, st.integers(0, 1), numbers, st.sampled_from(LogDirection)
 )
 commands = st.one_of(
     records,
     records,
     records,
-    st.tuples(st.just("replay"), numbers, st.integers(0, 1), numbers, st.just(Direction.FORWARD)),
+    st.tuples(
+        st.just("replay"), numbers, st.integers(0, 1), numbers, st.just(LogDirection.FORWARD)
+    ),
     st.tuples(st.just("collect"), numbers),
     st.tuples(st.just("settle")),
     st.tuples(st.just("check")),
@@ -115,7 +117,7 @@ class Model:
     """What a log must hold, as a plain dict."""
 
     def __init__(self) -> None:
-        self.held: dict[tuple[int, int, Direction, int], tuple[int, int]] = {}
+        self.held: dict[tuple[int, int, LogDirection, int], tuple[int, int]] = {}
         self._closed: list[tuple[int, int]] = []
         self._newest = -1
 
@@ -165,7 +167,7 @@ def test_any_order_of_recording_collecting_and_spilling_is_as_a_plain_dict(
         for number, command in enumerate(script):
             match command:
                 case ("record" | "replay" as how, int(low), int(boundary), int(microbatch), where):
-                    assert isinstance(where, Direction)
+                    assert isinstance(where, LogDirection)
                     # Later attempts go on from later steps, and back a little.
                     attempt = number // 12
                     key = LogKey(low + 2 * attempt, attempt, microbatch, boundary, where)
@@ -195,7 +197,7 @@ def test_any_flipped_bit_of_a_file_is_noticed_and_its_entry_no_longer_offered(
     data: st.DataObject,
 ) -> None:
     with opened(memory_bytes=100) as (log, directory):
-        keys = [LogKey(1, 1, microbatch, 0, Direction.FORWARD) for microbatch in range(3)]
+        keys = [LogKey(1, 1, microbatch, 0, LogDirection.FORWARD) for microbatch in range(3)]
         for key in keys:
             sent = torch.full((15,), key.microbatch, dtype=torch.float64)
             log.record(key, [sent], "structure")
@@ -231,4 +233,4 @@ def test_a_file_that_was_cut_off_is_noticed(left_bytes: int) -> None:
 def test_the_record_of_another_entry_is_noticed() -> None:
     whole = b"".join(encode_record(KEY, [torch.arange(20)], "x"))
     with pytest.raises(RecordBroken, match="it is the record of step 7"):
-        decode_record(memoryview(whole), LogKey(8, 2, 3, 1, Direction.BACKWARD))
+        decode_record(memoryview(whole), LogKey(8, 2, 3, 1, LogDirection.BACKWARD))

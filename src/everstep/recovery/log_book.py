@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeAlias, TypeVar
 
-from everstep.recovery.coverage import Direction, LogRun
+from everstep.membership.messages import LogDirection, LogRun
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -25,7 +25,7 @@ class LogKey:
     microbatch: int
     """Numbered over the whole step: replica * microbatches + number."""
     boundary: int
-    direction: Direction
+    direction: LogDirection
 
     def __str__(self) -> str:
         return (
@@ -35,7 +35,7 @@ class LogKey:
 
 
 Held = TypeVar("Held")
-_Slot: TypeAlias = tuple[int, Direction, int]
+_Slot: TypeAlias = tuple[int, LogDirection, int]
 
 
 @dataclass(slots=True, eq=False)
@@ -205,7 +205,7 @@ class LogBook(Generic[Held]):
 
 def runs_of(keys: Iterable[LogKey]) -> tuple[LogRun, ...]:
     """The same entries, told compactly."""
-    microbatches: dict[tuple[int, Direction, int, int], list[int]] = {}
+    microbatches: dict[tuple[int, LogDirection, int, int], list[int]] = {}
     for key in sorted(keys):
         row = (key.boundary, key.direction, key.attempt, key.step)
         microbatches.setdefault(row, []).append(key.microbatch)
@@ -213,7 +213,7 @@ def runs_of(keys: Iterable[LogKey]) -> tuple[LogRun, ...]:
 
 
 def _joined(
-    microbatches: dict[tuple[int, Direction, int, int], list[int]],
+    microbatches: dict[tuple[int, LogDirection, int, int], list[int]],
 ) -> Iterator[LogRun]:
     run: LogRun | None = None
     for boundary, direction, attempt, step in sorted(microbatches):

@@ -1,17 +1,10 @@
 from __future__ import annotations
 
 from everstep.core.ids import WorkerId
-from everstep.recovery.coverage import (
-    Direction,
-    LogRun,
-    ReplayRange,
-    Supply,
-    choose_range,
-    describe_gaps,
-    senders,
-)
+from everstep.membership.messages import LogDirection, LogRun
+from everstep.recovery.coverage import ReplayRange, Supply, choose_range, describe_gaps, senders
 
-FORWARD, BACKWARD = Direction.FORWARD, Direction.BACKWARD
+FORWARD, BACKWARD = LogDirection.FORWARD, LogDirection.BACKWARD
 Holdings = dict[WorkerId, list[LogRun]]
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from everstep.core.errors import ConfigError, LogCorrupt, LogEntryMissing
-from everstep.recovery.coverage import Direction, LogRun
+from everstep.membership.messages import LogDirection, LogRun
 from everstep.recovery.log import BoundaryLog, LogKey
 
 SETTLE_S = 30.0
@@ -22,7 +22,7 @@ WRITER = "everstep log writer"
 
 
 def key(step: int, microbatch: int = 0, *, attempt: int = 1) -> LogKey:
-    return LogKey(step, attempt, microbatch, 0, Direction.FORWARD)
+    return LogKey(step, attempt, microbatch, 0, LogDirection.FORWARD)
 
 
 def tensor_of(step: int, microbatch: int = 0) -> torch.Tensor:
@@ -50,7 +50,7 @@ def test_what_fits_into_memory_never_touches_the_disk(log: BoundaryLog, tmp_path
     log.wait_settled(timeout_s=SETTLE_S)
     assert list(tmp_path.rglob("*")) == []
     assert log.report().memory_bytes == 4000
-    assert log.runs() == (LogRun(0, Direction.FORWARD, 1, 1, 1, (0, 1, 2, 3)),)
+    assert log.runs() == (LogRun(0, LogDirection.FORWARD, 1, 1, 1, (0, 1, 2, 3)),)
 
 
 def test_spilled_entries_are_read_back_from_disk(log: BoundaryLog) -> None:
@@ -63,7 +63,7 @@ def test_spilled_entries_are_read_back_from_disk(log: BoundaryLog) -> None:
         [found], structure = log.read(key(step))
         assert torch.equal(found, tensor_of(step))
         assert structure == f"structure {step}"
-    assert log.runs() == (LogRun(0, Direction.FORWARD, 1, 10, 1, (0,)),)
+    assert log.runs() == (LogRun(0, LogDirection.FORWARD, 1, 10, 1, (0,)),)
 
 
 def test_collected_steps_are_gone_from_memory_and_disk(log: BoundaryLog, tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_collected_steps_are_gone_from_memory_and_disk(log: BoundaryLog, tmp_pat
     log.collect(8)
     log.wait_settled(timeout_s=SETTLE_S)
     assert not list(tmp_path.rglob("*.segment"))
-    assert log.runs() == (LogRun(0, Direction.FORWARD, 9, 10, 1, (0,)),)
+    assert log.runs() == (LogRun(0, LogDirection.FORWARD, 9, 10, 1, (0,)),)
     with pytest.raises(LogEntryMissing, match="2 steps between 9 and 10"):
         log.read(key(8))
 
@@ -82,7 +82,7 @@ def test_collected_steps_are_gone_from_memory_and_disk(log: BoundaryLog, tmp_pat
 def test_a_step_run_again_replaces_the_older_attempt(log: BoundaryLog) -> None:
     log.record(key(1, attempt=1), [tensor_of(1)], "first")
     log.record(key(1, attempt=2), [tensor_of(2)], "second")
-    assert log.runs() == (LogRun(0, Direction.FORWARD, 1, 1, 2, (0,)),)
+    assert log.runs() == (LogRun(0, LogDirection.FORWARD, 1, 1, 2, (0,)),)
     assert log.read(key(1, attempt=2))[1] == "second"
     with pytest.raises(LogEntryMissing):
         log.read(key(1, attempt=1))
@@ -92,7 +92,7 @@ def test_a_step_run_again_replaces_the_older_attempt(log: BoundaryLog) -> None:
 def test_a_late_word_of_an_older_attempt_changes_nothing(log: BoundaryLog) -> None:
     log.record(key(1, attempt=2), [tensor_of(1)], "newer")
     log.record(key(1, attempt=1), [tensor_of(1)], "older")
-    assert log.runs() == (LogRun(0, Direction.FORWARD, 1, 1, 2, (0,)),)
+    assert log.runs() == (LogRun(0, LogDirection.FORWARD, 1, 1, 2, (0,)),)
 
 
 def test_a_replay_keeps_what_is_there_and_adds_what_is_not(log: BoundaryLog) -> None:
@@ -100,8 +100,8 @@ def test_a_replay_keeps_what_is_there_and_adds_what_is_not(log: BoundaryLog) -> 
     log.record(key(1, 0, attempt=2), [tensor_of(1)], "again", replace=False)
     log.record(key(1, 1, attempt=2), [tensor_of(1)], "again", replace=False)
     assert log.runs() == (
-        LogRun(0, Direction.FORWARD, 1, 1, 1, (0,)),
-        LogRun(0, Direction.FORWARD, 1, 1, 2, (1,)),
+        LogRun(0, LogDirection.FORWARD, 1, 1, 1, (0,)),
+        LogRun(0, LogDirection.FORWARD, 1, 1, 2, (1,)),
     )
 
 
@@ -111,7 +111,7 @@ def test_a_collected_step_takes_no_more_entries_until_it_is_run_again(log: Bound
     log.record(key(5, 1), [tensor_of(5)], "late")
     assert log.runs() == ()
     log.record(key(5, 1, attempt=2), [tensor_of(5)], "again")
-    assert log.runs() == (LogRun(0, Direction.FORWARD, 5, 5, 2, (1,)),)
+    assert log.runs() == (LogRun(0, LogDirection.FORWARD, 5, 5, 2, (1,)),)
 
 
 def test_no_graph_is_kept_behind_an_activation(log: BoundaryLog) -> None:
@@ -138,10 +138,10 @@ def test_a_tensor_changed_after_it_was_sent_is_not_offered(
     parameter = torch.nn.Parameter(tensor_of(1))
     log.record(key(1, 0), [parameter], "x")
     log.record(key(1, 1), [tensor_of(1, 1)], "x")
-    assert log.runs() == (LogRun(0, Direction.FORWARD, 1, 1, 1, (0, 1)),)
+    assert log.runs() == (LogRun(0, LogDirection.FORWARD, 1, 1, 1, (0, 1)),)
     with torch.no_grad():
         parameter.add_(1.0)
-    assert log.runs() == (LogRun(0, Direction.FORWARD, 1, 1, 1, (1,)),)
+    assert log.runs() == (LogRun(0, LogDirection.FORWARD, 1, 1, 1, (1,)),)
     for step in range(2, 8):
         log.record(key(step), [tensor_of(step)], "x")
         log.wait_settled(timeout_s=SETTLE_S)
@@ -211,7 +211,7 @@ def test_threads_that_record_read_and_collect_at_once_find_what_they_should(
         def work(boundary: int) -> None:
             try:
                 for step in range(1, 61):
-                    mine = LogKey(step, 1, 0, boundary, Direction.BACKWARD)
+                    mine = LogKey(step, 1, 0, boundary, LogDirection.BACKWARD)
                     log.record(mine, [torch.full((125,), float(step * 10 + boundary))], "x")
                     log.wait_settled(timeout_s=SETTLE_S)
                     try:

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from everstep.recovery.coverage import Direction
+from everstep.membership.messages import LogDirection
 from everstep.recovery.log import BoundaryLog, LogKey
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 def key(step: int) -> LogKey:
-    return LogKey(step, 1, 0, 0, Direction.FORWARD)
+    return LogKey(step, 1, 0, 0, LogDirection.FORWARD)
 
 
 def test_a_copy_holds_what_the_stream_made_before_it_and_nothing_later(tmp_path: Path) -> None:

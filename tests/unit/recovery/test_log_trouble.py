@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from everstep.recovery.coverage import Direction, LogRun
+from everstep.membership.messages import LogDirection, LogRun
 from everstep.recovery.log import BoundaryLog, LogKey
 from everstep.recovery.log_disk import LocalLogDisk, LogDirectory
 
 SETTLE_S = 30.0
-FORWARD = Direction.FORWARD
+FORWARD = LogDirection.FORWARD
 
 
 class FaultyDisk(LocalLogDisk):
