@@ -83,7 +83,7 @@ class _Run:
         # Times are whole ticks: within less than one of them nothing can be on its way.
         self.is_patient = max(map(max, self.durations)) * PATIENCE_FRACTION >= 1
         # By job and stage, as operations are numbered.
-        self.worker = [
+        self.worker: list[int] = [
             stage * work.replicas + replica
             for places in zip(*routes, strict=True)
             for stage, replica in enumerate(places)
