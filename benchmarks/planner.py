@@ -1,5 +1,5 @@
 """Shows: how good and how fast the planner's plans are, against its bars.
-Run:   python benchmarks/planner.py          (about 2 minutes; --sweep N for N shapes of each kind)
+Run:   python benchmarks/planner.py          (about a minute; --sweep N for N shapes of each kind)
 
 Exits with status 1 when a bar is missed.
 """
