@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -14,11 +15,8 @@ from everstep.core.errors import ConfigError
 from everstep.core.ids import WorkerId
 from everstep.schedule.documents import profile_from_json
 from everstep.schedule.durations import Durations
-from everstep.schedule.planner import Effort, plan
+from everstep.schedule.planner import UNHURRIED, Effort, plan
 from everstep.schedule.problem import Problem, Variant
-
-IMPROVE_S = 1.0
-"""What a person waits for without noticing; the live system asks with less."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -49,8 +47,13 @@ def plan_command(
         Variant, typer.Option(help="How a step may be arranged.")
     ] = Variant.DECOUPLED_STAGGERED,
     improve: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Most time for the improver.")
-    ] = IMPROVE_S,
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help=f"Most time for the improver. Default {UNHURRIED.improve_s:g}, or"
+            f" {UNHURRIED.insist_s:g} while far from the bound.",
+        ),
+    ] = None,
     exact: Annotated[
         float, typer.Option(metavar="SECONDS", help="Most time for the exact solver (ortools).")
     ] = 0.0,
@@ -131,9 +134,10 @@ def plan_command(
         variant=variant,
     )
     for flag, value in (("--improve", improve), ("--exact", exact), ("--prepare", prepare)):
-        if value < 0:
+        if value is not None and value < 0:
             raise ConfigError(flag, value, "must not be negative")
-    effort = Effort(improve_s=improve, exact_s=exact)
+    effort = UNHURRIED if improve is None else Effort(improve_s=improve)
+    effort = replace(effort, exact_s=exact)
     if prepare:
         from everstep.cli.prepare import prepare_plans
 

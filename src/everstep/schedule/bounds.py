@@ -35,6 +35,13 @@ def load_bound(work: Workload) -> int:
     )
 
 
+def nearly(work: Workload, bound: int) -> int:
+    """The longest period that counts as near the bound: two slots above it, or 2 %. A slot is the
+    longest F, B or W."""
+    slot = max(*work.forward, *work.input_gradient, *work.weight_gradient)
+    return bound + max(2 * slot, bound // 50)
+
+
 def _stage_bound(work: Workload, stage: int) -> int:
     load = work.largest_load[stage]
     held = min(load, work.limit[stage])

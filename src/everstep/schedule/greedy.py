@@ -67,12 +67,11 @@ def list_schedule(work: Workload, routes: Routes, priority: Priorities) -> Timet
 
 
 class _Run:
-    """One pass of the list scheduler over virtual time."""
+    """One pass of the list scheduler over virtual time. The improver lives on how fast this is."""
 
     def __init__(self, work: Workload, routes: Routes, priority: Priorities) -> None:
         num_workers = work.replicas * work.stages
         self.work = work
-        self.routes = routes
         self.priority = priority
         self.starts = [-1] * (work.num_jobs * work.stages * 3)
         self.order: list[int] = []
@@ -81,6 +80,14 @@ class _Run:
             tuple(work.gradient_delay(stage) for stage in range(work.stages)),
             work.weight_gradient,
         )
+        # Times are whole ticks: within less than one of them nothing can be on its way.
+        self.is_patient = max(map(max, self.durations)) * PATIENCE_FRACTION >= 1
+        # By job and stage, as operations are numbered.
+        self.worker: list[int] = [
+            stage * work.replicas + replica
+            for places in zip(*routes, strict=True)
+            for stage, replica in enumerate(places)
+        ]
         self.room = [work.limit[worker // work.replicas] for worker in range(num_workers)]
         self.is_busy = [False] * num_workers
         # Ready operations per worker and kind: heaps of (urgency, arrival, operation).
@@ -91,30 +98,28 @@ class _Run:
         # What others are working on for a worker: heaps of (arrival time, urgency, kind).
         self.coming: list[list[tuple[int, float, int]]] = [[] for _ in range(num_workers)]
         self.num_arrived = 0
-        # Things that will happen: (time, sequence, operation * 2 + is_arrival). What is sent first
+        # Things that will happen, by time, as operation * 2 + is_arrival. What is sent first
         # arrives first even when sending takes no time.
-        self.events: list[tuple[int, int, int]] = []
-        self.num_events = 0
+        self.events: dict[int, list[int]] = {}
+        self.times: list[int] = []
         self._run()
 
     def _run(self) -> None:
-        for job in range(self.work.num_jobs):
-            first = job * self.work.stages * 3
-            self._make_ready(self.routes[0][job], first, self.priority[first])
-        touched = set(range(len(self.is_busy)))
-        now = 0
-        events = self.events
+        for first in range(0, len(self.starts), self.work.stages * 3):
+            self._make_ready(self.worker[first // 3], first, self.priority[first])
+        now, touched = 0, set(range(len(self.is_busy)))
+        is_busy, pick, happen = self.is_busy, self._pick, self._happen
         while True:
             for worker in touched:
-                if not self.is_busy[worker]:
-                    self._pick(worker, now)
-            if not events:
+                if not is_busy[worker]:
+                    pick(worker, now)
+            if not self.times:
                 return
-            # Everything that happens now is seen before anyone chooses.
-            touched = set()
-            now = events[0][0]
-            while events and events[0][0] == now:
-                touched.add(self._happen(now, heappop(events)[2]))
+            # Everything that happens now, arrivals that follow from it too, is seen before anyone
+            # chooses.
+            now = heappop(self.times)
+            touched = {happen(now, event) for event in self.events[now]}
+            del self.events[now]
 
     def _pick(self, worker: int, now: int) -> None:
         """Starts the most urgent ready operation of an idle worker, if there is one.
@@ -138,12 +143,12 @@ class _Run:
         if not ready[kind]:
             return
         duration = self.durations[kind][worker // self.work.replicas]
-        if self._is_worth_waiting(worker, urgency, now=now, duration=duration):
+        if self.is_patient and self._is_worth_waiting(worker, urgency, now=now, duration=duration):
             return
         operation = heappop(ready[kind])[2]
         if kind == F:
             self.room[worker] -= 1
-        self._start(worker, operation, now=now, duration=duration)
+        self._start(worker, operation, now, now + duration)
 
     def _is_worth_waiting(self, worker: int, urgency: float, *, now: int, duration: int) -> bool:
         """Whether something more urgent arrives soon; its arrival makes the worker pick again."""
@@ -156,7 +161,7 @@ class _Run:
             for at, other, kind in coming[:_NEAREST]
         )
 
-    def _start(self, worker: int, operation: int, *, now: int, duration: int) -> None:
+    def _start(self, worker: int, operation: int, now: int, end: int) -> None:
         self.is_busy[worker] = True
         self.starts[operation] = now
         self.order.append(operation)
@@ -164,57 +169,55 @@ class _Run:
             stage = worker // self.work.replicas
             self.starts[operation + 1] = now + self.work.input_gradient[stage]
             self.order.append(operation + 1)
-        self._expect(now + duration, operation * 2)
-        self._foretell(operation, now + duration + self.work.transfer)
+        self._expect(end, operation * 2)
+        if self.is_patient:
+            self._foretell(operation, end + self.work.transfer)
 
     def _foretell(self, operation: int, arrival: int) -> None:
         """Lets the worker that the result goes to know when it will come."""
-        work = self.work
         place, kind = divmod(operation, 3)
-        job, stage = divmod(place, work.stages)
-        following = stage + 1 if kind == F else stage - 1
-        if kind == W or not 0 <= following < work.stages:
+        stage = place % self.work.stages
+        step = 1 if kind == F else -1
+        if kind == W or not 0 <= stage + step < self.work.stages:
             return
-        worker = following * work.replicas + self.routes[following][job]
-        target = operation + 3 * (following - stage)
-        heappush(self.coming[worker], (arrival, self.priority[target], kind))
+        urgency = self.priority[operation + 3 * step]
+        heappush(self.coming[self.worker[place + step]], (arrival, urgency, kind))
 
     def _expect(self, time: int, event: int) -> None:
-        self.num_events += 1
-        heappush(self.events, (time, self.num_events, event))
+        if time in self.events:
+            self.events[time].append(event)
+        else:
+            self.events[time] = [event]
+            heappush(self.times, time)
 
     def _happen(self, now: int, event: int) -> int:
         """Handles the end or the arrival of an operation; returns the worker it concerns."""
-        work = self.work
-        operation, is_arrival = event >> 1, event & 1
+        operation = event >> 1
         place, kind = divmod(operation, 3)
-        job, stage = divmod(place, work.stages)
-        replica = self.routes[stage][job]
-        worker = stage * work.replicas + replica
-        if is_arrival:
-            self._receive(worker, operation, job, stage, kind)
+        worker = self.worker[place]
+        if event & 1:
+            self._receive(worker, operation, self.worker[place - 1 if kind == F else place + 1])
             return worker
         self.is_busy[worker] = False
         if kind == F:
-            if stage + 1 < work.stages:
-                self._expect(now + work.transfer, (operation + 3) * 2 + 1)
+            if worker < len(self.is_busy) - self.work.replicas:
+                self._expect(now + self.work.transfer, (operation + 3) * 2 + 1)
             else:
                 self._make_ready(worker, operation + 1, self.priority[operation + 1])
         elif kind == W:
             self.room[worker] += 1
         else:
-            if work.is_glued:
+            if self.work.is_glued:
                 self.room[worker] += 1
             else:
                 self._make_ready(worker, operation + 1, self.priority[operation + 1])
-            if stage:
-                self._expect(now + work.transfer, (operation - 3) * 2 + 1)
+            if worker >= self.work.replicas:
+                self._expect(now + self.work.transfer, (operation - 3) * 2 + 1)
         return worker
 
-    def _receive(self, worker: int, operation: int, job: int, stage: int, kind: int) -> None:
+    def _receive(self, worker: int, operation: int, sender: int) -> None:
         """An arrival is never more urgent than what came through the same channel before it."""
-        sender = self.routes[stage - 1][job] if kind == F else self.routes[stage + 1][job]
-        channel = (worker, kind, sender)
+        channel = (worker, operation % 3, sender)
         urgency = max(self.priority[operation], self.last_urgency.get(channel, B_FIRST))
         self.last_urgency[channel] = urgency
         self._make_ready(worker, operation, urgency)
