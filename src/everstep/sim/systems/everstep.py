@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 
 from everstep.core.ids import WorkerId
 from everstep.membership.recovering import Hopeless, Recovery, Survivor
@@ -31,12 +31,6 @@ from everstep.sim.setting import Setting
 
 OUTSIDE = -1
 """The place of a worker that is lost or waits."""
-
-WEIGHING_BUDGET = 120_000
-"""Micro-batches times stages, summed over the moves weighed: about eight seconds of planning. When
-it is spent, moving is not considered any more, and counted as such."""
-
-NOT_WEIGHED = "move not weighed"
 
 
 class Rerouting:
@@ -56,7 +50,6 @@ class Rerouting:
         self._phases = self.periods.finish_phases()
         self._is_normalizing = is_normalizing
         self._weighed: dict[Losses, Normalize | Stay] = {}
-        self._spent = 0
         self._place_of = [
             number if number < job.num_workers else OUTSIDE for number in range(setting.num_workers)
         ]
@@ -171,8 +164,8 @@ class Rerouting:
     def _normalize(self, account: Account) -> None:
         if not self._is_normalizing or not self.can_lie_better():
             return
-        decision = self._weigh(account)
-        if decision is None:
+        decision = self._weigh()
+        if isinstance(decision, Stay):
             return
         for move in decision.moves:
             self._losses[move.donor.stage] += 1
@@ -185,26 +178,20 @@ class Rerouting:
             (Cause.FILLING, self.periods.filling_s),
         )
 
-    def _weigh(self, account: Account) -> Normalize | None:
+    def _weigh(self) -> Normalize | Stay:
         """The live decision for as many losses in each stage; only stages matter to it."""
         losses = tuple(self._losses)
         if losses not in self._weighed:
-            size = 2 * self._job.batch_microbatches * self._job.stages
-            if self._spent + size > WEIGHING_BUDGET:
-                account.rungs[NOT_WEIGHED] += 1
-                return None
-            self._spent += size
-            decision = _decide(
+            self._weighed[losses] = decide_normalization(
                 replace(self.periods.problem, lost=places(losses)),
-                copy_s=self._setting.copy_s + self._forming_s(),
-                horizon_s=self._setting.failures.mean_outage_s,
+                copy=self._setting.copy_s + self._forming_s(),
+                horizon=self._setting.failures.mean_outage_s,
+                period_of=self._period_of,
             )
-            self._weighed[losses] = decision
-            if isinstance(decision, Normalize):
-                self.periods.learn(losses, decision.period_before)
-                self.periods.learn(counts(decision.lost, self._job.stages), decision.period_after)
-        found = self._weighed[losses]
-        return found if isinstance(found, Normalize) else None
+        return self._weighed[losses]
+
+    def _period_of(self, problem: Problem) -> float:
+        return self.periods.period(counts(problem.lost, problem.stages))
 
     def can_lie_better(self) -> bool:
         """Whether another distribution of as many losses has a lower bound. If none has, the live
@@ -301,12 +288,6 @@ class Rerouting:
             worker = self._worker_at[donor]
             self._vacate(worker)
             self._sit(worker, self._best_vacancy())
-
-
-@lru_cache(maxsize=4096)
-def _decide(problem: Problem, *, copy_s: float, horizon_s: float) -> Normalize | Stay:
-    """Plans twice, so it is remembered; shared by all runs of a process."""
-    return decide_normalization(problem, copy=copy_s, horizon=horizon_s)
 
 
 def everstep(setting: Setting) -> Rerouting:
