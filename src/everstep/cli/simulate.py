@@ -71,8 +71,12 @@ def simulate_command(
     seed: Annotated[int, typer.Option(help="Of all that is drawn.")] = 0,
     runs: Annotated[int, typer.Option(help="Generated traces, for confidence intervals.")] = 1,
     policy: Annotated[
-        str, typer.Option(help="Checkpoints: young-daly, checkfreq or a number of steps.")
-    ] = "young-daly",
+        str | None,
+        typer.Option(
+            help="When to save: lost-progress, young-daly, checkfreq or a number of steps; by"
+            " default each system's own."
+        ),
+    ] = None,
     spares: Annotated[
         int | None, typer.Option(help="Nodes that stand by; default one replica's worth.")
     ] = None,

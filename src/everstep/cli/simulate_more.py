@@ -35,7 +35,7 @@ def sweep_command(
     mtbf: Annotated[str, typer.Option(metavar="TIME", help="Of one node.")],
     stages: Annotated[str, typer.Option(metavar="N,N", help="To try.")] = "1,2,4,8,16",
     microbatch_size: Annotated[str, typer.Option(metavar="N,N", help="To try.")] = "1,2,4",
-    policy: Annotated[str, typer.Option(metavar="NAME,NAME", help="To try.")] = "young-daly",
+    policy: Annotated[str, typer.Option(metavar="NAME,NAME", help="To try.")] = "lost-progress",
     batch: Annotated[int | None, typer.Option(help="Samples per step.")] = None,
     samples: Annotated[float, typer.Option(help="To train on, in millions.")] = 1.0,
     workers_per_node: Annotated[int, typer.Option(help="Lost together.")] = 1,

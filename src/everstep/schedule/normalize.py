@@ -143,7 +143,7 @@ def best_distribution(problem: Problem) -> tuple[int, ...]:
     lowest = dealt([0] * problem.stages, len(problem.lost))
     bound = max(bound_with(stage, lost) for stage, lost in enumerate(lowest))
     kept = [
-        bisect_right(range(losses[stage]), bound, key=lambda n, at=stage: bound_with(at, n + 1))
+        bisect_right(range(1, losses[stage] + 1), bound, key=partial(bound_with, stage))
         for stage in range(problem.stages)
     ]
     return tuple(dealt(kept, len(problem.lost) - sum(kept)))

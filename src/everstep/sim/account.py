@@ -59,6 +59,9 @@ class Account:
     """Samples per second from the same place of `curve_s` on."""
 
     interval_steps: float = math.inf
+    interval_s: float = math.inf
+    """At the pace of the time when it was chosen."""
+
     stall_s: float = 0.0
     durable_s: float = 0.0
     _pauses: list[tuple[Cause, float]] = field(default_factory=list)
@@ -79,6 +82,7 @@ class Account:
 
     def save_every(self, steps: float, *, stall_s: float, durable_s: float) -> None:
         self.interval_steps, self.stall_s, self.durable_s = steps, stall_s, durable_s
+        self.interval_s = steps * self.step_s
 
     def pause(self, *parts: tuple[Cause, float]) -> None:
         """Standing still from now on. What is left of earlier pauses runs at the same time; the

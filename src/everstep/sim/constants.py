@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 
+from everstep.checkpoint.failure_rate import PRIOR_WORKER_HOURS
 from everstep.core.errors import ConfigError
 from everstep.membership.silence import Patience
 
@@ -30,12 +31,9 @@ class Constants:
     checkpoint_stall_fraction: float = 0.15
     """Of the copy to host memory: the bar of everstep's own engine, granted to everybody."""
 
-    mtbf_device_hours: float = 5e4
-    """Of one failure that forces a roll-back, before any was seen: one interruption per 5e4 device
-    hours is what large jobs report."""
-
-    prior_weight: float = 0.1
-    """How many seen roll-backs the prior counts for. Small, so that a bad cluster is soon known."""
+    mtbf_device_hours: float = PRIOR_WORKER_HOURS
+    """Between failures that force a roll-back, before any was seen: the live system's prior, which
+    is what large jobs report. What is seen soon outweighs it, by the live estimate."""
 
     # everstep
     join_boundary_steps: float = 1.5

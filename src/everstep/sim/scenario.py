@@ -155,7 +155,7 @@ class Scenario:
     workers_per_node: int = 1
     nodes: int | None = None
     seed: int = 0
-    policy: str = "young-daly"
+    policy: str | None = None
     spares: int | None = None
     price: float | None = None
     systems: list[str] | None = None
@@ -176,6 +176,6 @@ class Scenario:
             workers_per_node=self.workers_per_node,
             num_nodes=self.nodes,
             constants=with_overrides(Constants(), self.constants),
-            policy=policy_named(self.policy),
+            policy=None if self.policy is None else policy_named(self.policy),
             num_spares=self.spares,
         )

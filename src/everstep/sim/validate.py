@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from everstep.checkpoint.baselines import EverySteps
 from everstep.schedule.problem import Variant
 from everstep.sim.account import Account
 from everstep.sim.constants import Constants
 from everstep.sim.job import Job, Layer
 from everstep.sim.live_run import LiveRun
-from everstep.sim.saving import EverySteps
 from everstep.sim.setting import Failures, Setting
 from everstep.sim.systems.everstep import Rerouting
 

@@ -18,6 +18,7 @@ from bisect import bisect_left
 from dataclasses import replace
 from functools import partial
 
+from everstep.checkpoint.objectives import LostProgress
 from everstep.core.ids import WorkerId
 from everstep.membership.recovering import Hopeless, Recovery, Survivor
 from everstep.membership.roster import Shape
@@ -43,6 +44,7 @@ class Rerouting:
         self.name = name
         self.does_not_fit = does_not_fit(job)
         self._setting = setting
+        self._policy = setting.policy or LostProgress()
         self._job = job
         self._shape = Shape(job.replicas, job.stages)
         self.periods = Periods(job.problem(variant), budget=setting.plan_budget)
@@ -95,7 +97,7 @@ class Rerouting:
             return
         self._note(decision, account)
         account.drop_partial_step()
-        undo_s = self._job.update_s(max(self._job.stage_state_bytes())) if decision.undo else 0.0
+        undo_s = self._job.update_s(self._setting.stage_bytes) if decision.undo else 0.0
         account.pause(
             (Cause.NOTICING, self._setting.noticing_s),
             (Cause.GROUPS, self._forming_s()),
@@ -134,7 +136,7 @@ class Rerouting:
             account.pause(
                 (Cause.NOTICING, noticing_s),
                 (Cause.GROUPS, self._forming_s()),
-                (Cause.LOADING, self._setting.save_costs(self.fault_free_step_s).load_s),
+                (Cause.LOADING, self._setting.load_s),
                 (Cause.FILLING, self.periods.filling_s),
             )
 
@@ -217,7 +219,7 @@ class Rerouting:
         self.is_stopped = False
         step_s = self.periods.period(tuple(self._losses))
         account.run_at(step_s)
-        self._setting.start_saving(account, step_s)
+        self._setting.start_saving(account, step_s, policy=self._policy)
 
     def _forming_s(self) -> float:
         return self._setting.constants.forming_s(self._job.num_workers - sum(self._losses))
