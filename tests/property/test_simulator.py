@@ -67,12 +67,17 @@ def traces(draw: st.DrawFn, num_nodes: int) -> Trace:
     return make_trace(rows, name="drawn", num_nodes=num_nodes, duration_s=1e5)
 
 
-def setting_for(job: Job, trace: Trace) -> Setting:
-    return Setting(job=job, failures=Failures.of(trace), num_nodes=trace.num_nodes)
+def setting_for(job: Job, trace: Trace, *, log_groups: int = 0) -> Setting:
+    return Setting(
+        job=job,
+        failures=Failures.of(trace),
+        num_nodes=trace.num_nodes,
+        log_groups=log_groups,
+    )
 
 
-def simulated(name: str, job: Job, trace: Trace) -> Account:
-    setting = setting_for(job, trace)
+def simulated(name: str, job: Job, trace: Trace, *, log_groups: int = 0) -> Account:
+    setting = setting_for(job, trace, log_groups=log_groups)
     return run(SYSTEMS[name](setting), trace, setting)
 
 
@@ -137,7 +142,8 @@ def test_no_system_does_more_than_its_live_workers_could_without_bubbles(
 def test_all_time_is_accounted_for(name: str, data: st.DataObject) -> None:
     job = data.draw(jobs())
     trace = data.draw(traces(job.num_workers))
-    account = simulated(name, job, trace)
+    log_groups = data.draw(st.integers(0, job.stages))
+    account = simulated(name, job, trace, log_groups=log_groups)
     assert account.now_s == trace.duration_s
     assert all(seconds >= -1e-6 for seconds in account.down_s.values())
     assert -1e-6 <= account.useful_s <= trace.duration_s
@@ -259,7 +265,7 @@ def test_when_losses_cannot_lie_better_the_live_decision_is_to_stay(data: st.Dat
     losses = tuple(data.draw(st.integers(0, min(job.replicas - 1, 2))) for _ in range(job.stages))
     trace = make_trace([], name="none", num_nodes=job.num_workers, duration_s=1e5)
     system = everstep_system.everstep(setting_for(job, trace))
-    system._losses = list(losses)
+    system._grid.losses = list(losses)
     problem = replace(system.periods.problem, lost=places(losses))
     best = normalize.best_distribution(problem)
     assert system.can_lie_better() == (system.periods.bound(best) < system.periods.bound(losses))

@@ -80,6 +80,14 @@ def simulate_command(
     spares: Annotated[
         int | None, typer.Option(help="Nodes that stand by; default one replica's worth.")
     ] = None,
+    logging: Annotated[
+        int,
+        typer.Option(
+            metavar="GROUPS",
+            help="everstep logs what crosses the boundaries of so many groups of stages, and"
+            " replays a stage without a live worker.",
+        ),
+    ] = 0,
     price: Annotated[float | None, typer.Option(help="Of a device hour.")] = None,
     system: Annotated[
         list[str] | None, typer.Option(help="Only these systems; may be repeated.")
@@ -129,6 +137,7 @@ def simulate_command(
         seed=seed,
         policy=policy,
         spares=spares,
+        log_groups=logging,
         price=price,
         systems=system,
         constants=constants or [],

@@ -30,6 +30,9 @@ class Cause(StrEnum):
     UNDO = "undo"
     RESTART = "restart"
     LOADING = "loading"
+    REPLAY = "replay"
+    """Of logs, by the stages whose state was gone; nobody else runs anything again."""
+
     REDO = "redo"
     """Part of a step that was interrupted, and is run again."""
 
@@ -105,10 +108,26 @@ class Account:
             return
         self._unwork(part, Cause.REDO)
 
+    @property
+    def _is_last_durable(self) -> bool:
+        return self.now_s - self._saved_s >= self.durable_s
+
+    @property
+    def newest_durable_s(self) -> float:
+        """When the newest checkpoint that is durable was taken; the beginning is one."""
+        taken_s = self._saved_s if self._is_last_durable else self._saved_s - self._before[1]
+        return max(taken_s, 0.0)
+
+    @property
+    def steps_since_durable(self) -> float:
+        """Whole steps that only the newest durable checkpoint does not hold."""
+        before = 0.0 if self._is_last_durable else self._saved_steps - self._before[0]
+        return before + math.floor(self._since + 1e-9)
+
     def roll_back(self) -> None:
         """To the newest checkpoint that was durable."""
         self.num_roll_backs += 1
-        if self.now_s - self._saved_s < self.durable_s:
+        if not self._is_last_durable:
             self.steps_lost += self._saved_steps - self._before[0]
             self.down_s[Cause.REWORK] += self._before[1]
             self._saved_steps = self._before[0]

@@ -39,6 +39,17 @@ class Constants:
     join_boundary_steps: float = 1.5
     """A new worker comes in after the step that follows the open one: one to two steps from now."""
 
+    everstep_restart_s: float = 10.0
+    """To start all processes again, which is how it loads a checkpoint. An assumption: torchrun
+    takes 4.0 to 10.6 s on one node, measured."""
+
+    logging_fraction: float = 0.01
+    """By how much logging all boundaries slows a step: the bar of the live system. In proportion to
+    the boundaries that are logged."""
+
+    replay_efficiency: float = 0.8
+    """Of several helpers that replay at once: the bar of the live system."""
+
     # elastic restart and spares
     restart_s: float = 47.0
     """Lost agent until all workers run again: torchrun measured, 46 to 48 s."""

@@ -31,6 +31,7 @@ def to_json(outcomes: Sequence[Outcome], trace: Trace, setting: Setting) -> Json
             "in_flight": list(job.in_flight() or ()),
         },
         "cluster": {"nodes": setting.nodes, "workers_per_node": setting.workers_per_node},
+        "log_groups": setting.log_groups,
         "trace": {
             "name": trace.name,
             "nodes": trace.num_nodes,

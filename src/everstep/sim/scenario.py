@@ -157,6 +157,7 @@ class Scenario:
     seed: int = 0
     policy: str | None = None
     spares: int | None = None
+    log_groups: int = 0
     price: float | None = None
     systems: list[str] | None = None
     constants: list[str] = field(default_factory=list)
@@ -178,4 +179,5 @@ class Scenario:
             constants=with_overrides(Constants(), self.constants),
             policy=None if self.policy is None else policy_named(self.policy),
             num_spares=self.spares,
+            log_groups=self.log_groups,
         )

@@ -49,6 +49,10 @@ class Setting:
     num_spares: int | None = None
     """Nodes; one replica's worth when not given."""
 
+    log_groups: int = 0
+    """Groups of stages that everstep logs the boundaries of; none when 0. With replicas there is
+    seldom a stage without a live worker, so logs are off unless asked for."""
+
     plan_budget: int = PLAN_BUDGET
 
     def __post_init__(self) -> None:
