@@ -185,16 +185,18 @@ def test_a_simulated_job_saves_after_the_steps_at_which_a_live_one_would(
     data: st.DataObject,
 ) -> None:
     """The live policy is asked after every step, as the live system fills its situation; the
-    simulator finds the same number of checkpoints in one go. The disk is quick enough: what the
-    live engine does when it is not is not the policy's affair."""
+    simulator finds the same number of checkpoints in one go. Only `LostProgress` waits for the
+    disk; for the others it is quick enough here, as a live engine would skip what comes too soon.
+    """
     policy = data.draw(
         st.sampled_from([*sim_saving.POLICIES.values(), baselines.EverySteps(7)]), label="policy"
     )
+    durable_steps = [0.0, 0.5, 2.5] if isinstance(policy, objectives.LostProgress) else [0.0, 0.5]
     step_s = data.draw(st.sampled_from([0.5, 1.0, 4.0]), label="step")
     costs = Costs(
         step_s=step_s,
         stall_s=data.draw(st.sampled_from([0.0, 0.001, 0.01]), label="stall") * step_s,
-        durable_s=data.draw(st.sampled_from([0.0, 0.5, 2.5]), label="durable") * step_s,
+        durable_s=data.draw(st.sampled_from(durable_steps), label="durable") * step_s,
     )
     rate = data.draw(st.sampled_from([0.0, 1e-6, 1e-4, 1e-2]), label="rate") / step_s
     num_steps = data.draw(st.integers(1, 400), label="steps")
