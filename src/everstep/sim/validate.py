@@ -46,7 +46,7 @@ class Validation:
 
 
 def validate(live: LiveRun, *, in_flight: int | None = None) -> Validation:
-    """The live coordinator does not move workers between stages, so neither does the replay.
+    """Moves between stages are in the file, each a loss and a join, so the replay decides none.
 
     Args:
         in_flight: the job's limit; events do not tell it.
