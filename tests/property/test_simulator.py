@@ -9,6 +9,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from everstep.checkpoint import baselines, failure_rate, objectives
+from everstep.checkpoint.policy import Costs, Policy, Situation
+from everstep.checkpoint.progress import Progress
 from everstep.core.ids import WorkerId
 from everstep.membership.recovering import Recovery, Survivor
 from everstep.membership.roster import Shape
@@ -17,6 +20,7 @@ from everstep.schedule import normalize
 from everstep.schedule.planner import plan
 from everstep.schedule.problem import Variant
 from everstep.sim import periods
+from everstep.sim import saving as sim_saving
 from everstep.sim.account import Account
 from everstep.sim.job import Job, Layer, cuts
 from everstep.sim.loop import run
@@ -63,12 +67,17 @@ def traces(draw: st.DrawFn, num_nodes: int) -> Trace:
     return make_trace(rows, name="drawn", num_nodes=num_nodes, duration_s=1e5)
 
 
-def setting_for(job: Job, trace: Trace) -> Setting:
-    return Setting(job=job, failures=Failures.of(trace), num_nodes=trace.num_nodes)
+def setting_for(job: Job, trace: Trace, *, log_groups: int = 0) -> Setting:
+    return Setting(
+        job=job,
+        failures=Failures.of(trace),
+        num_nodes=trace.num_nodes,
+        log_groups=log_groups,
+    )
 
 
-def simulated(name: str, job: Job, trace: Trace) -> Account:
-    setting = setting_for(job, trace)
+def simulated(name: str, job: Job, trace: Trace, *, log_groups: int = 0) -> Account:
+    setting = setting_for(job, trace, log_groups=log_groups)
     return run(SYSTEMS[name](setting), trace, setting)
 
 
@@ -133,7 +142,8 @@ def test_no_system_does_more_than_its_live_workers_could_without_bubbles(
 def test_all_time_is_accounted_for(name: str, data: st.DataObject) -> None:
     job = data.draw(jobs())
     trace = data.draw(traces(job.num_workers))
-    account = simulated(name, job, trace)
+    log_groups = data.draw(st.integers(0, job.stages))
+    account = simulated(name, job, trace, log_groups=log_groups)
     assert account.now_s == trace.duration_s
     assert all(seconds >= -1e-6 for seconds in account.down_s.values())
     assert -1e-6 <= account.useful_s <= trace.duration_s
@@ -150,12 +160,81 @@ def test_the_same_trace_gives_the_same_account(name: str, data: st.DataObject) -
 
 
 def test_live_and_simulated_decisions_are_the_same_objects() -> None:
+    from everstep.checkpoint import run_record as live_record
+    from everstep.checkpoint import saver
     from everstep.training import coordinating
+    from everstep.training import saving as live_saving
 
     for module in (everstep_system, coordinating):
         assert vars(module)["decide_recovery"] is decide.decide_recovery
-    assert vars(everstep_system)["decide_normalization"] is normalize.decide_normalization
+        assert vars(module)["decide_normalization"] is normalize.decide_normalization
     assert vars(periods)["plan"] is vars(coordinating)["plan"] is plan
+    for module in (everstep_system, live_saving, saver):
+        assert vars(module)["LostProgress"] is objectives.LostProgress
+    for module in (sim_saving, live_record):
+        assert vars(module)["FailureRate"] is failure_rate.FailureRate
+    assert {type(policy) for policy in sim_saving.POLICIES.values()} == {
+        objectives.LostProgress,
+        baselines.YoungDaly,
+        baselines.CheckFreq,
+    }
+
+
+@given(data=st.data())
+def test_a_simulated_job_saves_after_the_steps_at_which_a_live_one_would(
+    data: st.DataObject,
+) -> None:
+    """The live policy is asked after every step, as the live system fills its situation; the
+    simulator finds the same number of checkpoints in one go. Only `LostProgress` waits for the
+    disk; for the others it is quick enough here, as a live engine would skip what comes too soon.
+    """
+    policy = data.draw(
+        st.sampled_from([*sim_saving.POLICIES.values(), baselines.EverySteps(7)]), label="policy"
+    )
+    durable_steps = [0.0, 0.5, 2.5] if isinstance(policy, objectives.LostProgress) else [0.0, 0.5]
+    step_s = data.draw(st.sampled_from([0.5, 1.0, 4.0]), label="step")
+    costs = Costs(
+        step_s=step_s,
+        stall_s=data.draw(st.sampled_from([0.0, 0.001, 0.01]), label="stall") * step_s,
+        durable_s=data.draw(st.sampled_from(durable_steps), label="durable") * step_s,
+    )
+    rate = data.draw(st.sampled_from([0.0, 1e-6, 1e-4, 1e-2]), label="rate") / step_s
+    num_steps = data.draw(st.integers(1, 400), label="steps")
+    account = Account(samples_per_step=1)
+    sim_saving.start_saving(account, policy, costs, failure_rate=rate, num_workers=4)
+    account.run_at(step_s)
+    marks = _live_marks(policy, costs, rate=rate, num_steps=num_steps)
+    # The last checkpoint is counted when its stall is over, so a hair before the next step ends.
+    account.advance((num_steps + 0.5) * step_s + len(marks) * costs.stall_s)
+    assert account.num_saves == len(marks)
+    assert marks == [int(account.interval_steps) * (n + 1) for n in range(len(marks))]
+
+
+def _live_marks(policy: Policy, costs: Costs, *, rate: float, num_steps: int) -> list[int]:
+    """Steps after which a live worker saves; its clock is the production `Progress`."""
+    clock_s = [0.0]
+    progress = Progress(now_s=lambda: clock_s[0])
+    progress.saved_at_s = -costs.stall_s  # as if the job had begun with a checkpoint
+    marks = []
+    for step in range(1, num_steps + 1):
+        clock_s[0] += costs.step_s + (costs.stall_s if progress.saved_step == step - 1 > 0 else 0.0)
+        progress.step_done()
+        situation = Situation(
+            step=step,
+            steps_since=step - progress.saved_step,
+            seconds=progress.seconds,
+            seconds_since=progress.seconds - progress.saved_at_s,
+            costs=costs,
+            failure_rate=rate,
+            workers=4,
+            spent_s=progress.spent_s,
+            num_taken=progress.num_taken,
+        )
+        if policy.is_due(situation):
+            marks.append(step)
+            progress.saving(step)
+            progress.note({"event": "checkpoint", "stall_seconds": costs.stall_s})
+    return marks
 
 
 @given(st.data())
@@ -188,7 +267,7 @@ def test_when_losses_cannot_lie_better_the_live_decision_is_to_stay(data: st.Dat
     losses = tuple(data.draw(st.integers(0, min(job.replicas - 1, 2))) for _ in range(job.stages))
     trace = make_trace([], name="none", num_nodes=job.num_workers, duration_s=1e5)
     system = everstep_system.everstep(setting_for(job, trace))
-    system._losses = list(losses)
+    system._grid.losses = list(losses)
     problem = replace(system.periods.problem, lost=places(losses))
     best = normalize.best_distribution(problem)
     assert system.can_lie_better() == (system.periods.bound(best) < system.periods.bound(losses))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from everstep.sim.confidence import Confidence
-from everstep.sim.reports import HEADER, duration, recoveries, table
+from everstep.sim.reports import LEGEND, duration, recoveries, table
 from everstep.sim.results import Outcome
 from everstep.sim.setting import Setting
 from everstep.sim.trace import Trace
@@ -16,14 +16,15 @@ from everstep.sim.trace import Trace
 def print_outcomes(outcomes: Sequence[Outcome], trace: Trace, setting: Setting) -> None:
     print(summary(trace, setting))
     print()
-    print_columns([HEADER, *table(outcomes)])
-    print()
+    print_columns(table(outcomes))
+    print(f"\n{LEGEND}")
+    print_money(outcomes)
+    print("\nrecoveries by rung (docs/simulator.md says what each is):")
     for outcome in outcomes:
         if outcome.rungs:
             print(f"  {outcome.system}: {recoveries(outcome)}")
     for outcome in outcomes:
         print_quality(outcome)
-    print_money(outcomes)
 
 
 def summary(trace: Trace, setting: Setting) -> str:
@@ -47,32 +48,30 @@ def print_columns(rows: Sequence[Sequence[str]]) -> None:
 
 
 def print_quality(outcome: Outcome) -> None:
+    """Only where the planner's bound stands in for a plan."""
     quality = outcome.periods
-    if quality is None or not quality.num_planned + quality.num_bounded:
+    if quality is None or not quality.num_bounded:
         return
-    text = f"  {outcome.system}: {quality.num_planned} patterns of losses planned"
-    if quality.num_bounded:
-        text += (
-            f", {quality.num_bounded} more from the planner's bound + {quality.mean_gap:.1%}"
-            f" (plans lay up to {quality.worst_gap:.1%} above it)"
-        )
-    print(text)
+    print(
+        f"\n{outcome.system}: step times of {quality.num_planned} patterns of losses were planned;"
+        f" {quality.num_bounded} more are the planner's lower bound + {quality.mean_gap:.1%}, by"
+        f" which those planned lay above theirs (at most {quality.worst_gap:.1%})"
+    )
 
 
 def print_money(outcomes: Sequence[Outcome]) -> None:
     if outcomes[0].money is None:
         return
-    print(f"  {outcomes[0].device_hours:,.0f} device hours, {outcomes[0].money:,.2f} paid")
-    for outcome in outcomes:
-        if outcome.money_per_million_samples is not None:
-            price = outcome.money_per_million_samples
-            print(f"  {outcome.system}: {price:,.2f} per million samples")
+    print(
+        f"per million: the price of a million samples; {outcomes[0].device_hours:,.0f} device hours"
+        f" were up and cost {outcomes[0].money:,.2f}"
+    )
 
 
 def print_confidence(rows: Sequence[Confidence], runs: int) -> None:
     first = rows[0].system
     print(f"means over {runs} traces with 95 % intervals; throughput in samples per second\n")
-    header = ("system", "average", "useful", "steps lost", f"{first} is faster by")
+    header = ("system", "average", "useful", "steps lost", f"{first} is so many times as fast")
     print_columns(
         [
             header,
@@ -80,7 +79,7 @@ def print_confidence(rows: Sequence[Confidence], runs: int) -> None:
                 (
                     row.system,
                     str(row.throughput),
-                    str(row.useful_fraction),
+                    row.useful_fraction.as_percent(),
                     str(row.steps_lost),
                     str(row.ratio),
                 )

@@ -6,43 +6,65 @@ from collections.abc import Sequence
 
 from everstep.cli.print_simulation import print_columns
 from everstep.sim.evaluation import Cell, spread
+from everstep.sim.reports import duration
 from everstep.sim.sweep import Row
+from everstep.sim.trace import HOUR_S
 from everstep.sim.validate import BAR_FRACTION, Validation
 
 PUBLISHED = {"oobleck": 1.46, "bamboo": 1.64}
 """The most that ReCycle reports (arXiv 2405.14009)."""
 
 
-def print_sweep(rows: Sequence[Row], more: Row, *, samples: float, price: float) -> None:
-    header = ("layout", "size", "policy", "samples/s", "useful", "days", "money", "")
-    lines = [header]
-    cheapest = min(rows, key=lambda row: row.money_for(samples, price))
-    for row in rows:
-        layout = row.layout
-        notes = ["soonest"] if row is rows[0] else []
-        notes += ["cheapest"] if row is cheapest else []
-        if row.does_not_fit:
-            notes = [f"does not fit: {row.does_not_fit}"]
-        lines.append(
-            (
-                str(layout),
-                str(layout.microbatch_size),
-                layout.policy,
-                str(row.throughput),
-                f"{row.useful_fraction:.1%}",
-                f"{row.hours_for(samples) / 24:.2f}",
-                f"{row.money_for(samples, price):,.0f}",
-                ", ".join(notes),
-            )
-        )
-    print_columns(lines)
-    best = rows[0]
-    gain = more.throughput.mean / best.throughput.mean - 1 if best.throughput.mean else 0.0
-    saved = best.money_for(samples, price) - more.money_for(samples, price)
+def print_sweep(
+    rows: Sequence[Row], more: Row, *, num_nodes: int, samples: float, price: float
+) -> None:
+    best, cheapest = rows[0], min(rows, key=lambda row: row.money_for(samples, price))
     print(
-        f"\none more node ({more.layout}): {gain:+.2%} throughput,"
-        f" {best.hours_for(samples) - more.hours_for(samples):+.1f} h sooner,"
-        f" {saved:+,.0f} saved on {samples / 1e6:g} million samples"
+        f"{num_nodes} nodes; time and money for {samples / 1e6:g} million samples at {price:g} a"
+        " device hour\n"
+    )
+    lines = [_SWEEP_HEADER]
+    for row in rows:
+        notes = ["soonest"] if row is best else []
+        notes += ["cheapest"] if row is cheapest else []
+        lines.append(_sweep_line(row, ", ".join(notes), samples=samples, price=price))
+    print_columns(lines)
+    print(f"\n{_one_more(best, more, num_nodes=num_nodes, samples=samples, price=price)}")
+
+
+_SWEEP_HEADER: tuple[str, ...] = (
+    *("replicas x stages x micro-batches", "samples each", "checkpoints", "samples/s"),
+    *("useful", "time", "money", ""),
+)
+
+
+def _sweep_line(row: Row, notes: str, *, samples: float, price: float) -> tuple[str, ...]:
+    layout = row.layout
+    begin = (str(layout), str(layout.microbatch_size), layout.policy)
+    if row.does_not_fit:
+        return (*begin, "-", "-", "-", "-", f"does not fit: {row.does_not_fit}")
+    return (
+        *begin,
+        str(row.throughput),
+        f"{row.useful_fraction:.1%}",
+        duration(row.hours_for(samples) * HOUR_S),
+        f"{row.money_for(samples, price):,.0f}",
+        notes,
+    )
+
+
+def _one_more(best: Row, more: Row, *, num_nodes: int, samples: float, price: float) -> str:
+    """Against the best layout of each."""
+    if not best.throughput.mean:
+        return "no layout gets anywhere, so there is nothing to compare one more node with"
+    gain = more.throughput.mean / best.throughput.mean - 1
+    sooner_s = (best.hours_for(samples) - more.hours_for(samples)) * HOUR_S
+    saved = best.money_for(samples, price) - more.money_for(samples, price)
+    when = f"{duration(abs(sooner_s))} {'sooner' if sooner_s >= 0 else 'later'}"
+    cost = f"{abs(saved):,.2f} {'cheaper' if saved >= 0 else 'dearer'}"
+    return (
+        f"one more node ({num_nodes + 1}, best as {more.layout} with {more.layout.microbatch_size}"
+        f" samples each): {gain:+.2%} throughput, so {when} and {cost}"
     )
 
 

@@ -71,11 +71,23 @@ def simulate_command(
     seed: Annotated[int, typer.Option(help="Of all that is drawn.")] = 0,
     runs: Annotated[int, typer.Option(help="Generated traces, for confidence intervals.")] = 1,
     policy: Annotated[
-        str, typer.Option(help="Checkpoints: young-daly, checkfreq or a number of steps.")
-    ] = "young-daly",
+        str | None,
+        typer.Option(
+            help="When to save: lost-progress, young-daly, checkfreq or a number of steps; by"
+            " default each system's own."
+        ),
+    ] = None,
     spares: Annotated[
         int | None, typer.Option(help="Nodes that stand by; default one replica's worth.")
     ] = None,
+    logging: Annotated[
+        int,
+        typer.Option(
+            metavar="GROUPS",
+            help="everstep logs what crosses the boundaries of so many groups of stages, and"
+            " replays a stage without a live worker.",
+        ),
+    ] = 0,
     price: Annotated[float | None, typer.Option(help="Of a device hour.")] = None,
     system: Annotated[
         list[str] | None, typer.Option(help="Only these systems; may be repeated.")
@@ -125,6 +137,7 @@ def simulate_command(
         seed=seed,
         policy=policy,
         spares=spares,
+        log_groups=logging,
         price=price,
         systems=system,
         constants=constants or [],

@@ -35,7 +35,7 @@ def sweep_command(
     mtbf: Annotated[str, typer.Option(metavar="TIME", help="Of one node.")],
     stages: Annotated[str, typer.Option(metavar="N,N", help="To try.")] = "1,2,4,8,16",
     microbatch_size: Annotated[str, typer.Option(metavar="N,N", help="To try.")] = "1,2,4",
-    policy: Annotated[str, typer.Option(metavar="NAME,NAME", help="To try.")] = "young-daly",
+    policy: Annotated[str, typer.Option(metavar="NAME,NAME", help="To try.")] = "lost-progress",
     batch: Annotated[int | None, typer.Option(help="Samples per step.")] = None,
     samples: Annotated[float, typer.Option(help="To train on, in millions.")] = 1.0,
     workers_per_node: Annotated[int, typer.Option(help="Lost together.")] = 1,
@@ -56,7 +56,7 @@ def sweep_command(
     from everstep.sim.model import DEVICES
     from everstep.sim.model import preset as preset_named
     from everstep.sim.scenario import TraceChoice
-    from everstep.sim.sweep import Question, layouts, sweep, try_layout
+    from everstep.sim.sweep import Layout, Question, layouts, sweep
     from everstep.sim.systems.registry import chosen
 
     if runs < 1:
@@ -85,27 +85,23 @@ def sweep_command(
             seeds=range(seed, seed + runs),
         )
 
-    choices = layouts(
-        question(nodes),
-        stages=_numbers(stages, field="--stages"),
-        microbatch_sizes=_numbers(microbatch_size, field="--microbatch-size"),
-        policies=policy.split(","),
-    )
-    with progress(len(choices) + 1) as tick:
-        rows = sweep(question(nodes), choices, on_done=tick)
-        best = rows[0].layout
-        wider = layouts(
-            question(nodes + 1),
-            stages=[best.stages],
-            microbatch_sizes=[best.microbatch_size],
-            policies=[best.policy],
+    def choices(num_nodes: int) -> list[Layout]:
+        return layouts(
+            question(num_nodes),
+            stages=_numbers(stages, field="--stages"),
+            microbatch_sizes=_numbers(microbatch_size, field="--microbatch-size"),
+            policies=policy.split(","),
         )
-        more = try_layout(question(nodes + 1), wider[0])
+
+    now, wider = choices(nodes), choices(nodes + 1)
+    with progress(len(now) + len(wider)) as tick:
+        rows = sweep(question(nodes), now, on_done=tick)
+        more = sweep(question(nodes + 1), wider, on_done=tick)[0]
     if as_json:
         document = {"format": 1, "rows": [asdict(row) for row in rows], "one_more": asdict(more)}
         print(json.dumps(document))
     else:
-        print_sweep(rows, more, samples=samples * 1e6, price=price)
+        print_sweep(rows, more, num_nodes=nodes, samples=samples * 1e6, price=price)
 
 
 def validate_command(

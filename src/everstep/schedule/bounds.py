@@ -22,7 +22,7 @@ from everstep.schedule.workload import Workload
 
 def lower_bound(work: Workload) -> int:
     """In ticks; holds for every route and order that keeps live workers' own micro-batches."""
-    return max(_stage_bound(work, stage) for stage in range(work.stages)) + work.synchronization
+    return max(stage_bound(work, stage, num_live=live) for stage, live in enumerate(work.num_live))
 
 
 def load_bound(work: Workload) -> int:
@@ -42,8 +42,12 @@ def nearly(work: Workload, bound: int) -> int:
     return bound + max(2 * slot, bound // 50)
 
 
-def _stage_bound(work: Workload, stage: int) -> int:
-    load = work.largest_load[stage]
+def stage_bound(work: Workload, stage: int, *, num_live: int) -> int:
+    """What one stage with so many live workers contributes; the largest is the bound of all."""
+    return _window(work, stage, load=-(-work.num_jobs // num_live)) + work.synchronization
+
+
+def _window(work: Workload, stage: int, *, load: int) -> int:
     held = min(load, work.limit[stage])
     forward = work.forward[stage]
     per_microbatch = forward + work.input_gradient[stage] + work.weight_gradient[stage]
@@ -53,10 +57,11 @@ def _stage_bound(work: Workload, stage: int) -> int:
     window = max(window, -(-load // held) * stay)
     # Glued, W is over when the gradient leaves, so there is nothing left to do after the last B.
     left_for_later = 0 if work.is_glued else held * work.weight_gradient[stage]
-    around = [window - left_for_later + _detour(work, first, stage) for first in range(stage)]
+    detours = _detours(work, stage)
     if not work.is_staggered:
-        return max([_way_there(work, 0, stage) + window, *around[:1]])
-    return max([window, *around])
+        before = sum(work.forward[:stage]) + work.transfer * stage
+        return max([before + window, *(window - left_for_later + d for d in detours[-1:])])
+    return max(window, window - left_for_later + max(detours, default=0))
 
 
 def _round_trip(work: Workload, stage: int) -> int:
@@ -66,12 +71,11 @@ def _round_trip(work: Workload, stage: int) -> int:
     return forwards + gradients + 2 * work.transfer * (work.stages - 1 - stage)
 
 
-def _way_there(work: Workload, first: int, last: int) -> int:
-    return sum(work.forward[first:last]) + work.transfer * (last - first)
-
-
-def _detour(work: Workload, first: int, last: int) -> int:
-    """What the window of `first` holds besides the window of `last`: the way there and back."""
-    back = sum(work.gradient_delay(stage) for stage in range(first, last))
-    final_weight = 0 if work.is_glued else work.weight_gradient[first]
-    return _way_there(work, first, last) + back + work.transfer * (last - first) + final_weight
+def _detours(work: Workload, last: int) -> list[int]:
+    """For every earlier stage, the nearest first: what its window holds besides that of `last`, the
+    way there and back."""
+    way, detours = 0, []
+    for first in reversed(range(last)):
+        way += work.forward[first] + work.gradient_delay(first) + 2 * work.transfer
+        detours.append(way + (0 if work.is_glued else work.weight_gradient[first]))
+    return detours

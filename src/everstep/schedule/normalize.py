@@ -8,12 +8,15 @@ is ReCycle's; here it is a decision with its price.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import partial
+from heapq import heapify, heappop, heapreplace
 
 from everstep.core.ids import WorkerId
-from everstep.schedule.bounds import lower_bound
+from everstep.schedule.bounds import stage_bound
 from everstep.schedule.planner import Effort, plan
 from everstep.schedule.problem import Problem
 from everstep.schedule.workload import workload
@@ -47,7 +50,12 @@ class Normalize:
 
 
 def decide_normalization(
-    problem: Problem, *, copy: float, horizon: float, effort: Effort | None = None
+    problem: Problem,
+    *,
+    copy: float,
+    horizon: float,
+    effort: Effort | None = None,
+    period_of: Callable[[Problem], float] | None = None,
 ) -> Normalize | Stay:
     """Weighs the saved time per step against the copies.
 
@@ -55,6 +63,7 @@ def decide_normalization(
         copy: time one worker's state takes to arrive, in the unit of the durations. Copies into
             different workers run at the same time; training waits for the slowest, so for one.
         horizon: how long the losses are expected to last, in the same unit.
+        period_of: for those who remember periods; by default they are planned, with `effort`.
     """
     if not problem.lost:
         return Stay(reason="nobody is lost")
@@ -63,8 +72,10 @@ def decide_normalization(
     if not moves:
         return Stay(reason="the losses already lie as well as they can")
     lost_after = (problem.lost | {move.donor for move in moves}) - {m.vacancy for m in moves}
-    before = plan(problem, effort).period
-    after = plan(replace(problem, lost=lost_after), effort).period
+    if period_of is None:
+        period_of = partial(_planned_period, effort=effort)
+    before = period_of(problem)
+    after = period_of(replace(problem, lost=lost_after))
     saved = before - after
     if saved <= 0:
         return Stay(reason=f"moving {_workers(moves)} would not shorten the step ({before:g})")
@@ -88,6 +99,10 @@ def decide_normalization(
     )
 
 
+def _planned_period(problem: Problem, *, effort: Effort | None) -> float:
+    return plan(problem, effort).period
+
+
 def _workers(moves: tuple[Move, ...]) -> str:
     return ", ".join(f"{move.donor} to {move.vacancy}" for move in moves)
 
@@ -96,35 +111,42 @@ def best_distribution(problem: Problem) -> tuple[int, ...]:
     """How many losses each stage should have, for the same total: the lowest bound on the period,
     and among equals the fewest moves.
 
-    Dynamic programming over stages and losses placed so far; each stage's bound depends on its own
-    losses alone, so the best of the rest can be found once for each number left.
+    A stage's bound depends on its own losses alone and grows with them. So the losses are dealt out
+    one by one, each to the stage that bears it best: the dearest one dealt is the lowest bound.
+    Every stage then keeps what it can bear within that, and only the rest is moved, to the stages
+    that bear it best again.
     """
-    losses = Counter(worker.stage for worker in problem.lost)
-    limit = problem.replicas - 1
+    work = workload(problem)
 
-    @cache
     def bound_with(stage: int, num_lost: int) -> int:
-        lost = frozenset(WorkerId(replica, stage) for replica in range(num_lost))
-        return lower_bound(workload(replace(problem, lost=lost)))
+        return stage_bound(work, stage, num_live=problem.replicas - num_lost)
 
-    @cache
-    def best_from(stage: int, left: int) -> tuple[int, int, tuple[int, ...]] | None:
-        """(period, workers moved in, losses per stage from `stage` on)."""
-        if stage == problem.stages:
-            return (0, 0, ()) if left == 0 else None
-        candidates = []
-        for num_lost in range(min(limit, left) + 1):
-            rest = best_from(stage + 1, left - num_lost)
-            if rest is not None:
-                period, moved, distribution = rest
-                moved += max(0, losses[stage] - num_lost)
-                period = max(period, bound_with(stage, num_lost))
-                candidates.append((period, moved, (num_lost, *distribution)))
-        return min(candidates, default=None)
+    def dealt(onto: list[int], number: int) -> list[int]:
+        """`onto` with so many losses more; among equals the later stage, which holds its
+        micro-batches for a shorter time."""
+        bounds = [
+            (bound_with(stage, lost + 1), -stage)
+            for stage, lost in enumerate(onto)
+            if lost + 1 < problem.replicas
+        ]
+        heapify(bounds)
+        for _ in range(number):
+            stage = -bounds[0][1]
+            onto[stage] += 1
+            if onto[stage] + 1 < problem.replicas:
+                heapreplace(bounds, (bound_with(stage, onto[stage] + 1), -stage))
+            else:
+                heappop(bounds)
+        return onto
 
-    best = best_from(0, len(problem.lost))
-    assert best is not None, "the current losses are themselves a distribution"
-    return best[2]
+    losses = Counter(worker.stage for worker in problem.lost)
+    lowest = dealt([0] * problem.stages, len(problem.lost))
+    bound = max(bound_with(stage, lost) for stage, lost in enumerate(lowest))
+    kept = [
+        bisect_right(range(1, losses[stage] + 1), bound, key=partial(bound_with, stage))
+        for stage in range(problem.stages)
+    ]
+    return tuple(dealt(kept, len(problem.lost) - sum(kept)))
 
 
 def choose_moves(problem: Problem, wanted: tuple[int, ...]) -> tuple[Move, ...]:

@@ -30,6 +30,9 @@ class Cause(StrEnum):
     UNDO = "undo"
     RESTART = "restart"
     LOADING = "loading"
+    REPLAY = "replay"
+    """Of logs, by the stages whose state was gone; nobody else runs anything again."""
+
     REDO = "redo"
     """Part of a step that was interrupted, and is run again."""
 
@@ -59,6 +62,9 @@ class Account:
     """Samples per second from the same place of `curve_s` on."""
 
     interval_steps: float = math.inf
+    interval_s: float = math.inf
+    """At the pace of the time when it was chosen."""
+
     stall_s: float = 0.0
     durable_s: float = 0.0
     _pauses: list[tuple[Cause, float]] = field(default_factory=list)
@@ -79,6 +85,7 @@ class Account:
 
     def save_every(self, steps: float, *, stall_s: float, durable_s: float) -> None:
         self.interval_steps, self.stall_s, self.durable_s = steps, stall_s, durable_s
+        self.interval_s = steps * self.step_s
 
     def pause(self, *parts: tuple[Cause, float]) -> None:
         """Standing still from now on. What is left of earlier pauses runs at the same time; the
@@ -101,10 +108,26 @@ class Account:
             return
         self._unwork(part, Cause.REDO)
 
+    @property
+    def _is_last_durable(self) -> bool:
+        return self.now_s - self._saved_s >= self.durable_s
+
+    @property
+    def newest_durable_s(self) -> float:
+        """When the newest checkpoint that is durable was taken; the beginning is one."""
+        taken_s = self._saved_s if self._is_last_durable else self._saved_s - self._before[1]
+        return max(taken_s, 0.0)
+
+    @property
+    def steps_since_durable(self) -> float:
+        """Whole steps that only the newest durable checkpoint does not hold."""
+        before = 0.0 if self._is_last_durable else self._saved_steps - self._before[0]
+        return before + math.floor(self._since + 1e-9)
+
     def roll_back(self) -> None:
         """To the newest checkpoint that was durable."""
         self.num_roll_backs += 1
-        if self.now_s - self._saved_s < self.durable_s:
+        if not self._is_last_durable:
             self.steps_lost += self._saved_steps - self._before[0]
             self.down_s[Cause.REWORK] += self._before[1]
             self._saved_steps = self._before[0]

@@ -29,6 +29,9 @@ class Interval:
     def __str__(self) -> str:
         return f"{self.mean:.3f} ± {self.half_width:.3f}"
 
+    def as_percent(self) -> str:
+        return f"{self.mean:.2%} ± {self.half_width:.2%}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confidence:

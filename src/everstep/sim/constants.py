@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 
+from everstep.checkpoint.failure_rate import PRIOR_WORKER_HOURS
 from everstep.core.errors import ConfigError
 from everstep.membership.silence import Patience
 
@@ -30,16 +31,24 @@ class Constants:
     checkpoint_stall_fraction: float = 0.15
     """Of the copy to host memory: the bar of everstep's own engine, granted to everybody."""
 
-    mtbf_device_hours: float = 5e4
-    """Of one failure that forces a roll-back, before any was seen: one interruption per 5e4 device
-    hours is what large jobs report."""
-
-    prior_weight: float = 0.1
-    """How many seen roll-backs the prior counts for. Small, so that a bad cluster is soon known."""
+    mtbf_device_hours: float = PRIOR_WORKER_HOURS
+    """Between failures that force a roll-back, before any was seen: the live system's prior, which
+    is what large jobs report. What is seen soon outweighs it, by the live estimate."""
 
     # everstep
     join_boundary_steps: float = 1.5
     """A new worker comes in after the step that follows the open one: one to two steps from now."""
+
+    everstep_restart_s: float = 10.0
+    """To start all processes again, which is how it loads a checkpoint. An assumption: torchrun
+    takes 4.0 to 10.6 s on one node, measured."""
+
+    logging_fraction: float = 0.01
+    """By how much logging all boundaries slows a step: the bar of the live system. In proportion to
+    the boundaries that are logged."""
+
+    replay_efficiency: float = 0.8
+    """Of several helpers that replay at once: the bar of the live system."""
 
     # elastic restart and spares
     restart_s: float = 47.0

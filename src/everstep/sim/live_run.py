@@ -126,11 +126,16 @@ def _microbatches(actions: Mapping[str, str]) -> int:
 def _trace(
     events: Sequence[Event], begin_s: float, end_s: float, *, replicas: int, stages: int, name: str
 ) -> Trace:
+    """A worker that moves leaves its place as if it were lost, and joins in another."""
+    changes = {"worker_lost": True, "moving": True, "worker_joined": False}
     rows = [
-        (event["time"] - begin_s, event["replica"] * stages + event["stage"], is_loss)
+        (
+            event["time"] - begin_s,
+            event["replica"] * stages + event["stage"],
+            changes[event["event"]],
+        )
         for event in events
-        for is_loss in (event["event"] == "worker_lost",)
-        if event["event"] in ("worker_lost", "worker_joined") and event["time"] > begin_s
+        if event["event"] in changes and event["time"] > begin_s
     ]
     return make_trace(rows, name=name, num_nodes=replicas * stages, duration_s=end_s - begin_s)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from everstep.core.ids import WorkerId
-from everstep.schedule.bounds import lower_bound
+from everstep.schedule.bounds import lower_bound, stage_bound
 from everstep.schedule.durations import Durations
 from everstep.schedule.fixed import one_f_one_b_timetable
 from everstep.schedule.greedy import list_schedule, priorities
@@ -53,12 +53,6 @@ class Periods:
             found = self._periods[losses] = self._make(losses)
         return found
 
-    def learn(self, losses: Losses, period: float) -> None:
-        """A period that the planner gave to somebody else."""
-        if losses not in self._periods:
-            self._periods[losses] = period
-            self._gaps.append(period / self.bound(losses) - 1)
-
     def _make(self, losses: Losses) -> float:
         if not any(losses):
             return self.fault_free.period
@@ -87,11 +81,14 @@ class Periods:
     def stage_bound(self, stage: int, num_lost: int) -> float:
         key = (stage, num_lost)
         if key not in self._bounds:
-            live = list(self._work.num_live)
-            live[stage] -= num_lost
-            work = replace(self._work, num_live=tuple(live))
-            self._bounds[key] = work.units(lower_bound(work))
+            work = self._work
+            bound = stage_bound(work, stage, num_live=self.problem.replicas - num_lost)
+            self._bounds[key] = work.units(max(bound, self._fault_free_bound))
         return self._bounds[key]
+
+    @cached_property
+    def _fault_free_bound(self) -> int:
+        return lower_bound(self._work)
 
     @property
     def filling_s(self) -> float:

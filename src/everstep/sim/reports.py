@@ -31,6 +31,7 @@ def to_json(outcomes: Sequence[Outcome], trace: Trace, setting: Setting) -> Json
             "in_flight": list(job.in_flight() or ()),
         },
         "cluster": {"nodes": setting.nodes, "workers_per_node": setting.workers_per_node},
+        "log_groups": setting.log_groups,
         "trace": {
             "name": trace.name,
             "nodes": trace.num_nodes,
@@ -50,28 +51,21 @@ def _system(outcome: Outcome) -> Json:
     return document
 
 
-HEADER = ("system", "fault-free", "average", "of ideal", "useful", "steps lost", "down", "why")
-
-
 def table(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
-    """A row per system, without the header. Throughputs in samples per second."""
+    """The header and a row per system. Throughputs in samples per second."""
     ideal = next((o.throughput for o in outcomes if o.system == "ideal"), 0.0)
-    return [_row(outcome, ideal) for outcome in outcomes]
+    is_priced = any(outcome.money is not None for outcome in outcomes)
+    header = ["system", "fault-free", "average", "of ideal", "useful", "steps lost"]
+    header += ["per million"] if is_priced else []
+    rows = [_row(outcome, ideal, is_priced=is_priced) for outcome in outcomes]
+    return [(*header, "down", "why"), *rows]
 
 
-def _row(outcome: Outcome, ideal: float) -> tuple[str, ...]:
+def _row(outcome: Outcome, ideal: float, *, is_priced: bool) -> tuple[str, ...]:
     if outcome.does_not_fit:
-        return (
-            outcome.system,
-            "-",
-            "-",
-            "-",
-            "-",
-            "-",
-            "-",
-            f"does not fit: {outcome.does_not_fit}",
-        )
-    down_s = sum(outcome.down_s.values())
+        why = f"does not fit: {outcome.does_not_fit}"
+        return (outcome.system, *["-"] * (7 if is_priced else 6), why)
+    price = outcome.money_per_million_samples
     return (
         outcome.system,
         f"{outcome.fault_free_throughput:.2f}",
@@ -79,9 +73,16 @@ def _row(outcome: Outcome, ideal: float) -> tuple[str, ...]:
         f"{outcome.throughput / ideal:.1%}" if ideal else "-",
         f"{outcome.useful_fraction:.1%}",
         f"{outcome.steps_lost:.0f}",
-        duration(down_s),
+        *(["-" if price is None else f"{price:,.2f}"] if is_priced else []),
+        duration(sum(outcome.down_s.values())),
         main_causes(outcome),
     )
+
+
+LEGEND = (
+    "average: samples per second that were kept; useful: share of the time spent on them;"
+    " down: time spent otherwise, and what for"
+)
 
 
 def main_causes(outcome: Outcome, *, most: int = 3) -> str:

@@ -155,8 +155,9 @@ class Scenario:
     workers_per_node: int = 1
     nodes: int | None = None
     seed: int = 0
-    policy: str = "young-daly"
+    policy: str | None = None
     spares: int | None = None
+    log_groups: int = 0
     price: float | None = None
     systems: list[str] | None = None
     constants: list[str] = field(default_factory=list)
@@ -176,6 +177,7 @@ class Scenario:
             workers_per_node=self.workers_per_node,
             num_nodes=self.nodes,
             constants=with_overrides(Constants(), self.constants),
-            policy=policy_named(self.policy),
+            policy=None if self.policy is None else policy_named(self.policy),
             num_spares=self.spares,
+            log_groups=self.log_groups,
         )

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
+from everstep.checkpoint.policy import Costs, Policy
 from everstep.core.errors import ConfigError
 from everstep.sim.account import Account
 from everstep.sim.constants import Constants
 from everstep.sim.job import Job
 from everstep.sim.periods import PLAN_BUDGET
-from everstep.sim.saving import SaveCosts, SavePolicy, YoungDaly
-from everstep.sim.trace import HOUR_S, Trace
+from everstep.sim.saving import seen_rate, start_saving
+from everstep.sim.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +34,7 @@ class Failures:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots, because it remembers what is asked most
 class Setting:
     job: Job
     failures: Failures
@@ -41,9 +43,15 @@ class Setting:
     """More than the job needs wait as extra ones; as many as it needs when not given."""
 
     constants: Constants = field(default_factory=Constants)
-    policy: SavePolicy = field(default_factory=YoungDaly)
+    policy: Policy | None = None
+    """When to save, for all but the elastic restarts; each system's own when not given."""
+
     num_spares: int | None = None
     """Nodes; one replica's worth when not given."""
+
+    log_groups: int = 0
+    """Groups of stages that everstep logs the boundaries of; none when 0. With replicas there is
+    seldom a stage without a live worker, so logs are off unless asked for."""
 
     plan_budget: int = PLAN_BUDGET
 
@@ -76,34 +84,51 @@ class Setting:
     def noticing_s(self) -> float:
         return 0.0 if self.failures.notice_s > 0 else self.constants.notice_loss_s
 
+    @cached_property
+    def stage_bytes(self) -> float:
+        """Of the largest stage, on one device."""
+        return max(self.job.stage_state_bytes())
+
     @property
     def copy_s(self) -> float:
         """One worker's state over the network."""
-        return max(self.job.stage_state_bytes()) / self.job.links.network
+        return self.stage_bytes / self.job.links.network
 
-    def save_costs(self, step_s: float) -> SaveCosts:
+    @property
+    def load_s(self) -> float:
+        """A worker's state from disk."""
+        return self.stage_bytes / self.job.links.disk
+
+    def save_costs(self, step_s: float) -> Costs:
         """The same engine for everybody: each device writes its share of one replica's state, and
         the replicas share the work of writing."""
-        job = self.job
-        state_bytes = max(job.stage_state_bytes())
-        copy_s = state_bytes / job.links.pinned_copy
-        return SaveCosts(
+        copy_s = self.stage_bytes / self.job.links.pinned_copy
+        return Costs(
             step_s=step_s,
             stall_s=self.constants.checkpoint_stall_fraction * copy_s,
-            durable_s=copy_s + state_bytes / job.links.disk,
-            load_s=state_bytes / job.links.disk,
+            durable_s=copy_s + self.stage_bytes / self.job.links.disk,
+            restore_s=self.load_s,
         )
 
-    def start_saving(self, account: Account, step_s: float) -> None:
-        """Tells the account how often to save when a step takes so long. Only failures that forced
-        a roll-back count, those seen so far and the prior."""
-        job, constants = self.job, self.constants
-        prior_s = constants.mtbf_device_hours * HOUR_S / (job.num_workers * job.devices_per_worker)
-        weight = constants.prior_weight
-        rate = (weight + account.num_roll_backs) / (weight * prior_s + account.now_s)
-        costs = self.save_costs(step_s)
-        interval = self.policy.interval_steps(costs, failures_per_second=rate)
-        account.save_every(interval, stall_s=costs.stall_s, durable_s=costs.durable_s)
+    def start_saving(
+        self, account: Account, step_s: float, *, policy: Policy, failure_rate: float | None = None
+    ) -> None:
+        """How often to save when a step takes so long. Unless the rate is given, only failures that
+        forced a roll-back count, those seen so far and the prior."""
+        num_devices = self.job.num_workers * self.job.devices_per_worker
+        if failure_rate is None:
+            failure_rate = seen_rate(
+                account,
+                num_devices=num_devices,
+                prior_device_hours=self.constants.mtbf_device_hours,
+            )
+        start_saving(
+            account,
+            policy,
+            self.save_costs(step_s),
+            failure_rate=failure_rate,
+            num_workers=self.job.num_workers,
+        )
 
 
 class System(Protocol):

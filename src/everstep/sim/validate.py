@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from everstep.checkpoint.baselines import EverySteps
 from everstep.schedule.problem import Variant
 from everstep.sim.account import Account
 from everstep.sim.constants import Constants
 from everstep.sim.job import Job, Layer
 from everstep.sim.live_run import LiveRun
-from everstep.sim.saving import EverySteps
 from everstep.sim.setting import Failures, Setting
 from everstep.sim.systems.everstep import Rerouting
 
@@ -46,7 +46,7 @@ class Validation:
 
 
 def validate(live: LiveRun, *, in_flight: int | None = None) -> Validation:
-    """The live coordinator does not move workers between stages, so neither does the replay.
+    """Moves between stages are in the file, each a loss and a join, so the replay decides none.
 
     Args:
         in_flight: the job's limit; events do not tell it.

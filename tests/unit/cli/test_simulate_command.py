@@ -33,7 +33,7 @@ def test_the_report_is_one_file_without_scripts_or_links(tmp_path: Path) -> None
     path = tmp_path / "report.html"
     everstep(f"{DRAWN} --report {path}")
     text = path.read_text()
-    assert text.count("<polyline") == 9
+    assert text.count("<polygon") == 10  # nine systems and the nodes
     assert "<script" not in text
     assert "http" not in text
 

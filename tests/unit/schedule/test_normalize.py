@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from itertools import islice, product
 
@@ -15,6 +16,7 @@ from everstep.schedule.normalize import (
     best_distribution,
     decide_normalization,
 )
+from everstep.schedule.planner import plan
 from everstep.schedule.problem import Problem
 from everstep.schedule.workload import workload
 from problems import problem, problems
@@ -69,7 +71,9 @@ def test_losses_belong_where_the_stage_is_short() -> None:
 
 
 @given(problem=problems())
-def test_no_distribution_of_the_same_losses_has_a_lower_bound(problem: Problem) -> None:
+def test_no_distribution_of_the_same_losses_has_a_lower_bound_or_fewer_moves(
+    problem: Problem,
+) -> None:
     best = best_distribution(problem)
     assert sum(best) == len(problem.lost)
 
@@ -79,4 +83,21 @@ def test_no_distribution_of_the_same_losses_has_a_lower_bound(problem: Problem) 
 
     everywhere = product(range(problem.replicas), repeat=problem.stages)
     alternatives = islice((a for a in everywhere if sum(a) == len(problem.lost)), 200)
-    assert all(bound(best) <= bound(losses) for losses in alternatives)
+    losses_now = Counter(worker.stage for worker in problem.lost)
+
+    def num_moved(losses: tuple[int, ...]) -> int:
+        return sum(max(0, losses_now[stage] - num) for stage, num in enumerate(losses))
+
+    for losses in alternatives:
+        assert (bound(best), num_moved(best)) <= (bound(losses), num_moved(losses))
+
+
+@given(problem=problems())
+def test_remembered_periods_lead_to_the_same_decision(problem: Problem) -> None:
+    remembered = {problem.lost: plan(problem).period}
+
+    def period_of(asked: Problem) -> float:
+        return remembered.setdefault(asked.lost, plan(asked).period)
+
+    decision = decide_normalization(problem, copy=1.0, horizon=1e6, period_of=period_of)
+    assert decision == decide_normalization(problem, copy=1.0, horizon=1e6)

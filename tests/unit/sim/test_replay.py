@@ -53,6 +53,19 @@ def test_the_shape_and_durations_come_from_the_file() -> None:
     assert first.total == pytest.approx(second.total)
 
 
+def test_a_worker_that_moves_leaves_its_place_and_joins_in_another() -> None:
+    """Moves were not read, so a run with one had too few losses from there on: a worker joined in
+    the vacancy, and nobody had left the place it came from."""
+    events = read_events(RECORDED)
+    lost = next(event for event in events if event["event"] == "worker_lost")
+    moved = [
+        {**event, "event": "moving", "to": "0:0"} if event is lost else event for event in events
+    ]
+    there, here = (live_run(found, name="recorded").trace for found in (moved, events))
+    assert there.is_loss.tolist() == here.is_loss.tolist()
+    assert there.node.tolist() == here.node.tolist()
+
+
 def test_the_command_gives_a_verdict() -> None:
     shown = everstep(f"simulate validate {RECORDED}")
     assert shown.status == 0

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from everstep.checkpoint.baselines import EverySteps
 from everstep.sim.account import Account, Cause
 from everstep.sim.constants import Constants
 from everstep.sim.job import Job, Layer
 from everstep.sim.loop import run
-from everstep.sim.saving import EverySteps
 from everstep.sim.setting import Failures, Setting
 from everstep.sim.systems.registry import SYSTEMS
 from everstep.sim.trace import make_trace

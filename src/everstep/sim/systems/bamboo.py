@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from everstep.checkpoint.baselines import YoungDaly
 from everstep.schedule.durations import StageDurations
 from everstep.sim.account import Account, Cause
 from everstep.sim.memory import does_not_fit
@@ -32,6 +33,7 @@ class Bamboo:
     def __init__(self, setting: Setting) -> None:
         job = setting.job
         self._setting = setting
+        self._policy = setting.policy or YoungDaly()
         self._job = job
         self.does_not_fit = does_not_fit(
             job,
@@ -109,7 +111,7 @@ class Bamboo:
                 Cause.RESTART,
                 setting.constants.bamboo_rendezvous_s + setting.constants.bamboo_node_creation_s,
             ),
-            (Cause.LOADING, setting.save_costs(self.fault_free_step_s).load_s),
+            (Cause.LOADING, setting.load_s),
         )
 
     def _regroup_if_it_pays(self, account: Account) -> None:
@@ -143,7 +145,7 @@ class Bamboo:
         step_s = self._step_s()
         account.run_at(step_s)
         if math.isfinite(step_s):
-            self._setting.start_saving(account, step_s)
+            self._setting.start_saving(account, step_s, policy=self._policy)
 
     def _step_s(self) -> float:
         """Of the slowest pipeline."""

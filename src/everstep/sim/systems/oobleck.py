@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
+from everstep.checkpoint.baselines import YoungDaly
 from everstep.sim.account import Account, Cause
 from everstep.sim.setting import Setting
 from everstep.sim.systems.templates import Templates
@@ -30,6 +31,7 @@ class Oobleck:
     def __init__(self, setting: Setting) -> None:
         job = setting.job
         self._setting = setting
+        self._policy = setting.policy or YoungDaly()
         self._job = job
         self._templates = Templates(job)
         self._fewest = self._templates.fewest_workers or 0
@@ -99,7 +101,7 @@ class Oobleck:
             return
         step_s = self._step_s()
         account.run_at(step_s)
-        self._setting.start_saving(account, step_s)
+        self._setting.start_saving(account, step_s, policy=self._policy)
 
     # Pipelines.
 

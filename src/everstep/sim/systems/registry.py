@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from difflib import get_close_matches
 
+from everstep.checkpoint.baselines import CheckFreq, YoungDaly
 from everstep.core.errors import ConfigError
-from everstep.sim.saving import CheckFreq, YoungDaly
 from everstep.sim.setting import Setting, System
 from everstep.sim.systems.bamboo import Bamboo
 from everstep.sim.systems.everstep import everstep

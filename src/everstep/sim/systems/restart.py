@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 
+from everstep.checkpoint.policy import Policy
 from everstep.sim.account import Account, Cause
 from everstep.sim.memory import does_not_fit
 from everstep.sim.periods import one_f_one_b_s
-from everstep.sim.saving import SavePolicy
 from everstep.sim.setting import Setting
 
 
@@ -22,7 +22,7 @@ class Restart:
         setting: Setting,
         *,
         name: str,
-        policy: SavePolicy,
+        policy: Policy,
         most_replicas: int | None = None,
     ) -> None:
         job = setting.job
@@ -57,7 +57,7 @@ class Restart:
                 (Cause.NOTICING, noticing_s),
                 (Cause.RESTART, max(0.0, setting.constants.restart_s - noticing_s)),
                 (Cause.GROUPS, setting.constants.forming_s(self._live)),
-                (Cause.LOADING, setting.save_costs(self.fault_free_step_s).load_s),
+                (Cause.LOADING, setting.load_s),
             )
             self._go_on(account)
 
@@ -83,10 +83,12 @@ class Restart:
             return
         step_s = self._step_s(self._replicas)
         account.run_at(step_s)
-        costs = self._setting.save_costs(step_s)
-        rate = self._setting.failures.losses_per_second
-        steps = self._policy.interval_steps(costs, failures_per_second=rate)
-        account.save_every(steps, stall_s=costs.stall_s, durable_s=costs.durable_s)
+        self._setting.start_saving(
+            account,
+            step_s,
+            policy=self._policy,
+            failure_rate=self._setting.failures.losses_per_second,
+        )
 
     def _step_s(self, replicas: int) -> float:
         if replicas < 1:
@@ -97,5 +99,5 @@ class Restart:
         return self._steps_s[replicas]
 
 
-def restart(setting: Setting, policy: SavePolicy, *, name: str) -> Restart:
+def restart(setting: Setting, policy: Policy, *, name: str) -> Restart:
     return Restart(setting, name=f"restart, {name}", policy=policy)

@@ -6,6 +6,7 @@ drops to fewer replicas, as the elastic restart does. A loss of a spare costs no
 
 from __future__ import annotations
 
+from everstep.checkpoint.baselines import YoungDaly
 from everstep.sim.account import Account
 from everstep.sim.setting import Setting
 from everstep.sim.systems.restart import Restart
@@ -22,7 +23,7 @@ class Spares:
         self._inner = Restart(
             setting,
             name=self.name,
-            policy=setting.policy,
+            policy=setting.policy or YoungDaly(),
             most_replicas=max(1, min(active, job.replicas)),
         )
         self.does_not_fit = self._inner.does_not_fit

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 
+from everstep.checkpoint.baselines import YoungDaly
 from everstep.sim.account import Account, Cause
 from everstep.sim.memory import does_not_fit
 from everstep.sim.periods import one_f_one_b_s
@@ -22,6 +23,7 @@ class TorchFT:
         job = setting.job
         self.does_not_fit = does_not_fit(job, in_flight=min(job.stages, job.microbatches))
         self._setting = setting
+        self._policy = setting.policy or YoungDaly()
         self._job = job
         self._missing = [0] * job.replicas
         self.fault_free_step_s = one_f_one_b_s(job.durations(), job.microbatches)
@@ -58,7 +60,7 @@ class TorchFT:
     def _heal(self, account: Account, *, was_stopped: bool) -> None:
         """The new replica loads in its own time; the others only form groups with it."""
         constants = self._setting.constants
-        load_s = self._setting.save_costs(self.fault_free_step_s).load_s
+        load_s = self._setting.load_s
         account.rungs["replica back"] += 1
         if was_stopped:
             account.pause((Cause.RESTART, constants.torchft_rejoin_s), (Cause.LOADING, load_s))
@@ -78,5 +80,6 @@ class TorchFT:
         if not whole:
             account.run_at(math.inf)
             return
-        account.run_at(self.fault_free_step_s * self._job.replicas / whole)
-        self._setting.start_saving(account, self.fault_free_step_s * self._job.replicas / whole)
+        step_s = self.fault_free_step_s * self._job.replicas / whole
+        account.run_at(step_s)
+        self._setting.start_saving(account, step_s, policy=self._policy)
