@@ -55,12 +55,13 @@ class System(Protocol):
 class Everstep:
     name = "everstep"
 
-    def __init__(self, directory: Path, size_bytes: int, *, device: str) -> None:
+    def __init__(self, directory: Path, state: State) -> None:
         self._directory = directory
+        size_bytes = sum(tensor.nbytes for tensor in state.values())
         settings = EngineSettings(max_slot_bytes=size_bytes)
         self.engine = Engine(directory, settings=settings, keep=_OnlyNewest())
-        on_device = None if device == "cpu" else torch.device(device)
-        self.engine.prepare(size_bytes, device=on_device)
+        self.engine.start_writer()
+        self.engine.prepare(FlatState(tensors=state))
         self._started_s = 0.0
         self.last: Mapping[str, Any] = {}
 

@@ -30,7 +30,7 @@ from everstep.checkpoint.agreement import Wish, find_agreement
 from everstep.checkpoint.curve import LossHistory
 from everstep.checkpoint.engine import Engine, EngineSettings
 from everstep.checkpoint.finding import find_agreed
-from everstep.checkpoint.layout import Part
+from everstep.checkpoint.layout import Layout, Part
 from everstep.checkpoint.loss_log import LossLog
 from everstep.checkpoint.objectives import LostProgress
 from everstep.checkpoint.policy import Policy, Situation
@@ -40,6 +40,7 @@ from everstep.checkpoint.restore import Found
 from everstep.checkpoint.retention import KeepLast, Retention
 from everstep.checkpoint.run_record import RunRecord, local_directory
 from everstep.checkpoint.signals import Signals
+from everstep.checkpoint.state import FlatState
 from everstep.checkpoint.subjects import Subjects, hook_updates
 from everstep.core.errors import WaitTimedOut
 
@@ -92,7 +93,7 @@ class Saver:
             num_ranks=self._agreement.size,
             replicated=replicated,
         )
-        self._size_bytes = self._check_savable()
+        self._check_savable()
         self._record = RunRecord(
             local_directory(settings.directory),
             workers=self._agreement.size,
@@ -105,6 +106,7 @@ class Saver:
         self._engine: Engine | None = None
         self._remove_hooks: Callable[[], None] = lambda: None
         self._has_updated = False
+        self._is_prepared = False
         self._is_asked_for = False
         self._is_owed = False
         self._leaving: int | None = None
@@ -181,15 +183,9 @@ class Saver:
             before=None if is_told_of_updates else self.before_update,
             after=self._note_update,
         )
-        self._prepare(self._engine)
+        _get_ready(self._engine.start_writer)
         self._signals.start(is_in_loop)
         self._progress.begin()
-
-    def _prepare(self, engine: Engine) -> None:
-        try:
-            engine.prepare(self._size_bytes)
-        except (OSError, MemoryError) as error:
-            _logger.warning("checkpoints could not be prepared for, and may fail: %s", error)
 
     def before_update(self) -> None:
         """Returns when a copy that is under way no longer needs the parameters."""
@@ -214,6 +210,8 @@ class Saver:
         self._is_owed |= agreed.should_save
         self._leaving = self._leaving or agreed.signal
         is_whole, self._has_updated = self._has_updated or not self._subjects.optimizers, False
+        if is_whole and not self._is_prepared:
+            self._prepare(extras)
         if not is_whole or not can_save:
             return
         if self._leaving is not None:
@@ -221,19 +219,26 @@ class Saver:
         elif self._is_owed:
             self.save(extras)
 
+    def _prepare(self, extras: Callable[[], Tree]) -> None:
+        """After the first update: before it, optimizers have not made their state."""
+        self._is_prepared = True
+
+        def make_memory() -> None:
+            state, layout = self._compose(extras)
+            self._started_engine().prepare(state, layout=layout)
+
+        _get_ready(make_memory)
+
     def save(self, extras: Callable[[], Tree]) -> None:
         """Starts a checkpoint of the step just finished."""
         self._is_owed = self._is_asked_for = False
         self._progress.saving(self.step)
         try:
             self._losses.read()
-            state, layout = compose(
-                self._capture(extras), rank=self.rank, size=self._agreement.size
-            )
-            volatile = state.tensors.keys() - self._subjects.still_names(state.tensors)
+            state, layout = self._compose(extras)
             has_begun = self._started_engine().save(
                 self.step,
-                replace(state, volatile=frozenset(volatile)),
+                state,
                 about={"loss": self._losses.latest, "step": self.step},
                 layout=layout,
             )
@@ -322,6 +327,11 @@ class Saver:
 
     # What a checkpoint is made of.
 
+    def _compose(self, extras: Callable[[], Tree]) -> tuple[FlatState, Layout | None]:
+        state, layout = compose(self._capture(extras), rank=self.rank, size=self._agreement.size)
+        volatile = state.tensors.keys() - self._subjects.still_names(state.tensors)
+        return replace(state, volatile=frozenset(volatile)), layout
+
     def _capture(self, extras: Callable[[], Tree]) -> RankState:
         shared, own = self._subjects.capture()
         saver = {"progress": asdict(self._progress.kept()), "losses": self._losses.to_tensor()}
@@ -333,11 +343,10 @@ class Saver:
             private=self._subjects.private_names(),
         )
 
-    def _check_savable(self) -> int:
-        """What cannot be saved is said before training, not at the first checkpoint. Its size."""
+    def _check_savable(self) -> None:
+        """What cannot be saved is said before training, not at the first checkpoint."""
         shared, own = self._subjects.capture()
-        state, _ = compose(RankState(shared=shared, own=own, extras={}, kinds={}), rank=0, size=1)
-        return sum(tensor.nbytes for tensor in state.tensors.values())
+        compose(RankState(shared=shared, own=own, extras={}, kinds={}), rank=0, size=1)
 
     # Events.
 
@@ -363,3 +372,10 @@ class Saver:
     def _started_engine(self) -> Engine:
         assert self._engine is not None, "begin() comes first"
         return self._engine
+
+
+def _get_ready(ahead: Callable[[], None]) -> None:
+    try:
+        ahead()
+    except Exception as error:  # noqa: BLE001 what cannot be saved must not stop training
+        _logger.warning("checkpoints could not be prepared for, and may fail: %s", error)
