@@ -217,7 +217,8 @@ class CrewWorker:
     def take(self) -> m.ToWorker:
         """Reads one message and answers what must be answered."""
         message = self.down.popleft()
-        if not isinstance(message, m.Welcome | m.Stop | m.Resume | m.SaveFailed):
+        of_no_generation = m.Welcome | m.Stop | m.Resume | m.SaveFailed | m.Durable | m.LogLess
+        if not isinstance(message, of_no_generation):
             assert message.generation == self.generation
         match message:
             case m.Welcome():
@@ -238,7 +239,7 @@ class CrewWorker:
             case m.Boundary():
                 assert self.finished is None or message.after_step > self.finished
                 self.boundary = message.after_step
-            case m.Save() | m.SaveFailed():
+            case m.Save() | m.SaveFailed() | m.Durable() | m.LogLess():
                 self._hear_of_saves(message)
             case m.Halt():
                 self.is_told_to_halt = self.is_in_generation
@@ -247,7 +248,7 @@ class CrewWorker:
                 self.phase = Phase.STOPPED
         return message
 
-    def _hear_of_saves(self, message: m.Save | m.SaveFailed) -> None:
+    def _hear_of_saves(self, message: m.Save | m.SaveFailed | m.Durable | m.LogLess) -> None:
         if isinstance(message, m.Save):
             assert message.step > self.watermark
             self.save_step = message.step

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from everstep.checkpoint.autosave import Autosave as Autosave
     from everstep.core.errors import EverstepError as EverstepError
     from everstep.membership.messages import ClipMode as ClipMode
+    from everstep.recovery.logging_settings import Logging as Logging
     from everstep.recovery.undo import Keep as Keep
     from everstep.recovery.undo import check_undoable as check_undoable
     from everstep.recovery.undo import remember as remember
@@ -29,6 +30,7 @@ _HOMES = {
     "Checkpoints": "everstep.training.saving",
     "Job": "everstep.training.job",
     "Keep": "everstep.recovery.undo",
+    "Logging": "everstep.recovery.logging_settings",
     "Run": "everstep.training.run",
     "Step": "everstep.training.run",
     "check_undoable": "everstep.recovery.undo",

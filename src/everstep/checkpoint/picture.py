@@ -11,7 +11,7 @@ import numpy as np
 
 from everstep.checkpoint.curve_fit import Floats
 from everstep.checkpoint.rehearsal import settled
-from everstep.core.svg import svg_text
+from everstep.core.svg import round_ticks, svg_text
 
 # Okabe and Ito's palette: told apart by the colour-blind, too.
 _HUES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C6BB1", "#7F7F7F")
@@ -61,7 +61,7 @@ def _curve(losses: Floats) -> Iterator[str]:
         f'<rect x="{_LEFT}" y="{_TOP}" width="{_WIDTH - _LEFT - _RIGHT}" height="{_PLOT}"'
         ' fill="#fafafa" stroke="#ccc"/>'
     )
-    for tick in _ticks(low, high, 6):
+    for tick in round_ticks(low, high, at_most=6):
         at = float(y(np.array(tick)))
         yield _rule(at, "#eee")
         yield svg_text(_LEFT - 8, at + 4, f"{tick:g}", anchor="end", colour="#666")
@@ -90,7 +90,7 @@ def _row(
 
 
 def _step_axis(num_steps: int, top: float) -> Iterator[str]:
-    for tick in _ticks(0, num_steps, 10):
+    for tick in round_ticks(0, num_steps, at_most=10):
         at = _x(tick, num_steps)
         yield f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{top - 6}" y2="{top}" stroke="#888"/>'
         yield svg_text(at, top + 14, f"{tick:g}", anchor="middle", colour="#666")
@@ -100,12 +100,3 @@ def _step_axis(num_steps: int, top: float) -> Iterator[str]:
 def _rule(y: float, colour: str) -> str:
     right = _WIDTH - _RIGHT
     return f'<line x1="{_LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" stroke="{colour}"/>'
-
-
-def _ticks(low: float, high: float, most: int) -> list[float]:
-    """Round numbers from `low` to `high`, at most so many."""
-    rough = (high - low) / most
-    power = 10.0 ** np.floor(np.log10(rough))
-    unit = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
-    first, last = int(np.ceil(low / unit)), int(np.floor(high / unit))
-    return [number * float(unit) for number in range(first, last + 1)]

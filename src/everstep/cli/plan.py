@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from everstep.cli.plan_logging import LoggingFlags, find_tradeoff
+from everstep.cli.print_logging import tradeoff_text
 from everstep.cli.print_plan import Format, plan_text, print_grid
 from everstep.core.errors import ConfigError
 from everstep.core.ids import WorkerId
@@ -60,8 +62,64 @@ def plan_command(
         int,
         typer.Option(metavar="N", help="Plan ahead for every set of up to N losses, into --out."),
     ] = 0,
+    logging: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE|all",
+            help="Instead: which boundaries to log within so many bytes, and what more would buy.",
+        ),
+    ] = None,
+    boundary_bytes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="What passes a boundary in a step, each way: 12MB, or 12MB:6MB; or one each.",
+        ),
+    ] = None,
+    interval: Annotated[
+        int | None, typer.Option(metavar="STEPS", help="Between two checkpoints.")
+    ] = None,
+    replay: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="Of a step on every stage; or one each. Default: as --durations say.",
+        ),
+    ] = None,
+    load: Annotated[
+        str | None,
+        typer.Option(metavar="SECONDS", help="Of a stage's checkpoint; or one each. Default 0."),
+    ] = None,
+    failures: Annotated[
+        str | None,
+        typer.Option(metavar="RATES", help="Of each stage, in any unit. Default: all alike."),
+    ] = None,
+    helpers: Annotated[
+        int | None, typer.Option(help="Most idle workers that help. Default: all.")
+    ] = None,
 ) -> None:
-    """The schedule of a step for any set of lost workers, with its period, bound and baselines."""
+    """The schedule of a step for any set of lost workers, with its period, bound and baselines.
+
+    With --logging: what a byte of log buys when a stage has lost its last worker.
+    """
+    about_logs = LoggingFlags(
+        budget=logging,
+        boundary_bytes=boundary_bytes,
+        interval=interval,
+        replay=replay,
+        load=load,
+        failures=failures,
+        helpers=helpers,
+    )
+    about_logs.check_beside(lost=lost, in_flight=in_flight, exact=exact, prepare=prepare)
+    if logging is not None:
+        timed = None
+        if durations is not None or profile is not None:
+            timed, _ = _costs(stages, durations=durations, in_flight=None, profile=profile)
+        shape = replicas, stages, microbatches
+        found = find_tradeoff(logging, about_logs, durations=timed, shape=shape)
+        _show(tradeoff_text(found, output_format), out)
+        return
     known, limits = _costs(stages, durations=durations, in_flight=in_flight, profile=profile)
     problem = Problem(
         replicas=replicas,
@@ -84,17 +142,18 @@ def plan_command(
     made = plan(problem, effort)
     if output_format is Format.GRID and out is None:
         print_grid(made)
-    elif out is None:
-        print(plan_text(made, output_format))
     else:
-        _write(out, plan_text(made, output_format))
+        _show(plan_text(made, output_format), out)
 
 
-def _write(path: Path, text: str) -> None:
+def _show(text: str, out: Path | None) -> None:
+    if out is None:
+        print(text)
+        return
     try:
-        path.write_text(text + "\n", encoding="utf-8")
+        out.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
-        raise ConfigError("--out", path, error.strerror or str(error)) from None
+        raise ConfigError("--out", out, error.strerror or str(error)) from None
 
 
 def _costs(

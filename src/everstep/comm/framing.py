@@ -58,6 +58,8 @@ PREFIX_BYTES = _LENGTH.size
 class Direction(StrEnum):
     ACTIVATION = "activation"
     GRADIENT = "gradient"
+    LOG = "log"
+    """What was logged, for a stage that is rebuilt."""
 
 
 class Refusal(StrEnum):

@@ -15,6 +15,8 @@
   - CheckpointNotWritten  a checkpoint that somebody waits for could not be written
   recover another way, or keep copies
   - CannotUndo            the last optimizer step cannot be taken back
+  - LogEntryMissing       the log of boundary tensors does not hold what was asked for
+  - LogCorrupt            an entry of that log is not what was recorded
   use an older checkpoint
   - CheckpointCorrupt     a saved state fails its checksums
   go on in the next generation
@@ -181,6 +183,24 @@ class CannotUndo(EverstepError):
         self.optimizer = optimizer
         self.reason = reason
         self.what_to_do = what_to_do
+
+
+class LogEntryMissing(EverstepError):
+    """The log never had this entry, or has forgotten it."""
+
+    def __init__(self, entry: str, *, why: str) -> None:
+        super().__init__(f"the log does not hold {entry}: {why}; recover another way")
+        self.entry = entry
+        self.why = why
+
+
+class LogCorrupt(EverstepError):
+    """An entry of the log is not what was recorded. The log has forgotten it."""
+
+    def __init__(self, entry: str, *, why: str) -> None:
+        super().__init__(f"the log of {entry} is damaged: {why}; recover another way")
+        self.entry = entry
+        self.why = why
 
 
 class CheckpointCorrupt(EverstepError):

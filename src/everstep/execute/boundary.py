@@ -10,7 +10,7 @@ The text is JSON, so nothing on the wire is ever executed:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -94,3 +94,14 @@ def _leaves(shape: Any) -> Iterator[bool]:
                 yield from _leaves(item)
         case _:
             return
+
+
+def without_gaps(gradients: Sequence[Tensor | None]) -> tuple[list[Tensor], str]:
+    """The gradients that there are, and which they are: `x-x` for three of which one is missing."""
+    present = [gradient for gradient in gradients if gradient is not None]
+    return present, "".join("-" if gradient is None else "x" for gradient in gradients)
+
+
+def with_gaps(present: Sequence[Tensor], gaps: str) -> list[Tensor | None]:
+    remaining = iter(present)
+    return [next(remaining) if mark == "x" else None for mark in gaps]

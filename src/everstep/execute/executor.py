@@ -19,7 +19,7 @@ from everstep.core.clock import Clock
 from everstep.core.ids import WorkerId
 from everstep.core.points import Point, passing
 from everstep.execute import timing
-from everstep.execute.boundary import flatten
+from everstep.execute.boundary import flatten, with_gaps, without_gaps
 from everstep.execute.data import Fetcher, Microbatch
 from everstep.execute.links import DIRECTIONS, Links
 from everstep.execute.reduction import Reduction, Sum
@@ -47,6 +47,13 @@ class Pace(Protocol):
 
     def before_update(self) -> None:
         """Returns when nothing else still reads the parameters."""
+
+
+class SendLog(Protocol):
+    def sent(
+        self, mb: Microbatch, kind: Kind, stage: int, tensors: Sequence[Tensor], structure: str
+    ) -> None:
+        """Keeps what `stage` has sent, should the receiver have to be rebuilt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +88,7 @@ class Executor:
         num_microbatches: int,
         clipping: Clipping | None,
         clock: Clock,
+        log: SendLog | None = None,
     ) -> None:
         """`num_microbatches`: of the whole batch. `fetcher`: for the first and the last stage."""
         self._stage = stage
@@ -91,6 +99,7 @@ class Executor:
         self._num_microbatches = num_microbatches
         self._clipping = clipping
         self._clock = clock
+        self._log = log
 
     def run(self, step: int, actions: Sequence[Action]) -> StepReport:
         times = StepTimes(self._clock)
@@ -153,13 +162,11 @@ class Executor:
         if action.receives_from is not None:
             with times.measure(timing.PEERS):
                 message = self._receive(mb, action, action.receives_from)
-            gradients = _with_gaps(message.tensors, message.structure)
+            gradients = with_gaps(message.tensors, message.structure)
         with times.measure(timing.INPUT_GRADIENT):
             found = self._stage.backward_input(mb, gradients)
         if action.sends_to is not None:
-            present = [gradient for gradient in found if gradient is not None]
-            gaps = "".join("-" if gradient is None else "x" for gradient in found)
-            self._send(mb, action, present, gaps)
+            self._send(mb, action, *without_gaps(found))
 
     def _receive(self, mb: Microbatch, action: Action, peer: WorkerId) -> Message:
         passing(Point.BEFORE_RECEIVE, step=mb.step)
@@ -176,6 +183,8 @@ class Executor:
         assert peer is not None
         passing(Point.BEFORE_SEND, step=mb.step)
         self._channels.send(peer, DIRECTIONS[action.kind], _key(mb, action), tensors, structure)
+        if self._log is not None:
+            self._log.sent(mb, action.kind, action.stage, tensors, structure)
         passing(Point.AFTER_SEND, step=mb.step)
 
     def _begin_gradients(self, step: int, times: StepTimes) -> None:
@@ -238,8 +247,3 @@ def upcoming(actions: Sequence[Action], *, first_step: int) -> Iterator[Microbat
 def _key(mb: Microbatch, action: Action) -> str:
     """Compared at both ends, so that a channel out of order is noticed at once."""
     return f"{mb.step} {action.kind} {mb.replica}.{mb.number}"
-
-
-def _with_gaps(tensors: Sequence[Tensor], gaps: str) -> list[Tensor | None]:
-    remaining = iter(tensors)
-    return [next(remaining) if mark == "x" else None for mark in gaps]

@@ -27,11 +27,16 @@ class Links:
     world: Group
     """All live workers, which agree on norms and evaluations."""
 
+    replays: tuple[Group, ...] = ()
+    """Of each replay, those who share its micro-batches: this worker alone when it has no part."""
+
     def close(self) -> None:
         if self.channels is not None:
             self.channels.close()
         self.stage.close()
         self.world.close()
+        for group in self.replays:
+            group.close()
 
 
 def channels_of(actions: Iterable[Action]) -> tuple[set[ChannelId], set[ChannelId]]:

@@ -36,6 +36,7 @@ class Update:
     ) -> None:
         self.optimizer = optimizer
         self.scheduler = scheduler
+        self._clipped: dict[int, float] = {}
         self._buckets = buckets
         self._keep = keep
         self._record: StepRecord | None = None
@@ -56,7 +57,13 @@ class Update:
             raise NormNotFinite(step, norm)
         scale = clip_norm / (norm + CLIP_EPSILON)
         if scale < 1:
-            self._scale(scale)
+            self.scale(scale)
+            self._clipped = {step: scale}
+
+    def take_clipped(self) -> dict[int, float]:
+        """By how much the gradients of the last step were scaled, if they were; says so once."""
+        clipped, self._clipped = self._clipped, {}
+        return clipped
 
     def step(self) -> None:
         if self.optimizer is None:
@@ -81,10 +88,11 @@ class Update:
     def redo(self, *, scale: float) -> UndoReport | None:
         """Takes the last step back and again, with its gradients scaled."""
         report = self.take_back()
-        self._scale(scale)
+        self.scale(scale)
         self.step()
         return report
 
-    def _scale(self, scale: float) -> None:
+    def scale(self, scale: float) -> None:
+        """Of the gradients."""
         for bucket in self._buckets.buckets:
             bucket.gradients.mul_(scale)

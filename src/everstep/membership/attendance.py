@@ -109,6 +109,7 @@ class Attendance:
         waiting = [w for w in books.roster.placed().values() if w.state is State.STANDBY]
         if not books.is_beginning:
             self._generations.admit()
+            self._generations.look_again(now_s)
         elif len(waiting) == books.num_awaited:
             if books.generation == 0:
                 self._first_step_s = now_s
@@ -226,6 +227,7 @@ class Attendance:
     def tick(self, now_s: float) -> None:
         books = self._books
         self._replacements.start_due(now_s)
+        self._generations.look_again(now_s)
         gap_s = 0.0 if self._ticked_s is None else now_s - self._ticked_s
         self._ticked_s = now_s
         for worker in books.roster.here():

@@ -55,6 +55,12 @@ class Books:
         self.told_step = -1
         """The last that the events tell of. Steps that are run again are not told again."""
 
+        self.durable_step = -1
+        """Of the newest checkpoint that is whole on disk; -1: the model as it was built."""
+
+        self.unlogged: tuple[int, ...] = ()
+        """Boundaries that need no log: the stages on both sides are replayed together."""
+
         self.outage: Outage | None = None
         self.num_fruitless = 0
         """Changes of generation since the last step or loss."""

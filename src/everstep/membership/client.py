@@ -50,6 +50,8 @@ class Client:
         self._boundary: int | None = None
         self._save: m.Save | None = None
         self._failed_saves: list[int] = []
+        self._durable = -1
+        self._unlogged: tuple[int, ...] = ()
         self._watermark = -1
         self._stop: m.Stop | None = None
         self._closed_why: str | None = None
@@ -140,6 +142,18 @@ class Client:
             steps, self._failed_saves = self._failed_saves, []
             return steps
 
+    @property
+    def durable_step(self) -> int:
+        """Of the newest checkpoint that is whole on disk; -1 for none."""
+        with self._news:
+            return self._durable
+
+    @property
+    def unlogged(self) -> tuple[int, ...]:
+        """The boundaries that need no log."""
+        with self._news:
+            return self._unlogged
+
     def close(self) -> None:
         """A coordinator that is away is waited for when it must still hear how this one ended."""
         if self._memory.has_last_words:
@@ -214,20 +228,31 @@ class Client:
                 self._halt = self._replan = self._save = None
                 self._boundary = message.boundary
                 self._watermark = message.watermark
+                self._durable = max(self._durable, message.durable)
+                self._unlogged = message.unlogged
             case m.Replan():
                 self._replan = message
             case m.Watermark():
                 self._watermark = message.step
             case m.Boundary():
                 self._boundary = message.after_step
-            case m.Save():
-                self._save = message
-            case m.SaveFailed():
-                self._failed_saves.append(message.step)
+            case m.Save() | m.SaveFailed() | m.Durable() | m.LogLess():
+                self._write_down_saving(message)
             case m.Halt():
                 self._halt = message
             case m.Stop():
                 self._stop = message
+
+    def _write_down_saving(self, message: m.Save | m.SaveFailed | m.Durable | m.LogLess) -> None:
+        match message:
+            case m.Save():
+                self._save = message
+            case m.SaveFailed(step):
+                self._failed_saves.append(step)
+            case m.Durable(step):
+                self._durable = step
+            case m.LogLess(boundaries):
+                self._unlogged = boundaries
 
     def _note_closed(self, why: str) -> None:
         with self._news:

@@ -19,9 +19,11 @@ from everstep.core.ids import WorkerId
 from everstep.membership import messages as m
 from everstep.membership.books import Books
 from everstep.membership.progress import Progress
+from everstep.membership.rebuilding import NoReplay, NotYet, Rebuilding
 from everstep.membership.recovering import Decide, Hopeless, Recovery, Rung
 from everstep.membership.regrouping import (
     Halting,
+    as_report,
     copies_on_the_wire,
     is_still_running,
     survivors,
@@ -30,6 +32,7 @@ from everstep.membership.restarting import Restart, restore_newest
 from everstep.membership.roster import Worker
 from everstep.membership.states import Happening, State
 from everstep.membership.traffic import Outcome
+from everstep.membership.wording import who
 
 FRUITLESS_LIMIT = 5
 """Changes of generation without a step in between, because of channels that broke for no loss."""
@@ -41,6 +44,7 @@ class Generations:
         books: Books,
         progress: Progress,
         restart: Restart,
+        rebuilding: Rebuilding,
         *,
         decide: Decide,
         meeting: m.Meeting,
@@ -48,6 +52,7 @@ class Generations:
         self._books = books
         self._progress = progress
         self._restart = restart
+        self._rebuilding = rebuilding
         self._decide = decide
         self._meeting = meeting
 
@@ -67,6 +72,25 @@ class Generations:
         worker.finished_step = message.step
         worker.is_copying = False
         self.close_step_when_done(now_s)
+
+    def replayed(self, worker: Worker, message: m.Replayed, now_s: float) -> None:
+        """A stage's state is there again. What its last step gave may never have been told."""
+        books = self._books
+        if message.generation != books.generation or worker.place is None:
+            raise ProtocolBroken(f"it replayed in {message.generation}", peer=str(worker))
+        self._rebuilding.succeeded()
+        books.emit("rebuilt", **who(worker), step=message.step)
+        worker.finished_step = message.step
+        worker.is_copying = False
+        if message.step == books.ledger.open_step and worker.place not in books.ledger.reports:
+            books.ledger.record(worker.place, as_report(message))
+        self.close_step_when_done(now_s)
+
+    def replay_failed(self, worker: Worker, message: m.ReplayFailed, now_s: float) -> None:
+        """Perhaps another way is left, with what can still be read."""
+        self._rebuilding.failed(f"{worker}: {message.why}")
+        if message.generation == self._books.generation and self._books.halting is None:
+            self.halt(now_s, why=f"{worker} cannot replay: {message.why}")
 
     def close_step_when_done(self, now_s: float) -> None:
         """The step that everybody has gets its watermark, unless it must be taken again."""
@@ -123,6 +147,8 @@ class Generations:
                 peer=str(worker),
             )
         worker.operations = message.operations
+        worker.is_operating = message.is_operating
+        worker.logged = message.logged
         worker.move(Happening.HALTED)
         self.form_when_all_halted(now_s)
 
@@ -152,6 +178,11 @@ class Generations:
         else:
             self.form(now_s, redo=halting.redo, why=halting.why)
 
+    def look_again(self, now_s: float) -> None:
+        """Somebody has come whom all may be waiting for, or nobody has for long."""
+        if self._rebuilding.is_waiting:
+            self.form_when_all_halted(now_s)
+
     # The beginning of the next.
 
     def form(self, now_s: float, *, why: str, redo: m.RollBack | None = None) -> None:
@@ -167,9 +198,27 @@ class Generations:
         decision = self._decide(
             survivors(live.values()), shape=books.shape, open_step=books.ledger.open_step
         )
+        replays: tuple[m.Replay, ...] = ()
         if isinstance(decision, Hopeless):
-            self._give_up(decision)
-            return
+            rebuild = self._rebuilding.look(live, waiting, now_s)
+            if isinstance(rebuild, NotYet):
+                return
+            if isinstance(rebuild, NoReplay):
+                self._give_up(decision, why_no_replay=rebuild.reason)
+                return
+            holders, live = live, dict(sorted({**live, **rebuild.workers}.items()))
+            decision = self._decide(
+                survivors(live.values()),
+                shape=books.shape,
+                open_step=books.ledger.open_step,
+                rebuilt=rebuild.stages,
+            )
+            assert isinstance(decision, Recovery), "every other stage is held by somebody"
+            planned = self._rebuilding.plan(rebuild, holders, last_step=decision.finished_step)
+            if isinstance(planned, NoReplay):
+                self._give_up(_lost(rebuild.stages), why_no_replay=planned.reason)
+                return
+            replays = planned
         if restored is not None:
             decision = replace(
                 decision,
@@ -178,19 +227,23 @@ class Generations:
             )
         is_rolled_forward = decision.finished_step == books.ledger.open_step
         result = books.ledger.result() if is_rolled_forward else None
-        redo = self._settle(decision, live, now_s) or redo
+        redo = self._settle(decision, live, replays, now_s) or redo
         self._begin(decision, live, now_s, why=why)
         if len(live) < len(waiting) and not books.has_all_steps():
             books.boundary = decision.finished_step
         for worker in live.values():
             worker.move(Happening.RESUMED)
-            books.send(worker.uid, self._resume(worker, decision, redo=redo, result=result))
+            resume = self._resume(worker, decision, replays, redo=redo, result=result)
+            books.send(worker.uid, resume)
             worker.owed_redo = worker.owed_restore = None
 
-    def _give_up(self, decision: Hopeless) -> None:
+    def _give_up(self, decision: Hopeless, *, why_no_replay: str) -> None:
         """A stage's state is gone. When all steps are done, some may have left with it in peace;
         when there are checkpoints, everybody begins again with the newest."""
         books = self._books
+        if books.job is not None and books.job.log is not None:
+            reason = f"{decision.reason}, and it cannot be replayed: {why_no_replay}"
+            decision = replace(decision, reason=reason)
         last_step = books.ledger.open_step - 1
         left = {w.place.stage for w in books.roster.left() if w.place is not None}
         if books.has_all_steps() and not books.members_here() and len(left) == books.shape.stages:
@@ -200,11 +253,16 @@ class Generations:
             books.fail(f"{what} (last finished step: {last_step})")
 
     def _settle(
-        self, decision: Recovery, live: Mapping[WorkerId, Worker], now_s: float
+        self,
+        decision: Recovery,
+        live: Mapping[WorkerId, Worker],
+        replays: tuple[m.Replay, ...],
+        now_s: float,
     ) -> m.RollBack | None:
         """Brings the books to where the decision says. The open step stands when everybody has it,
         and may then still have to be scaled."""
         targets = {copy.target for copy in decision.copies}
+        targets |= {place for replay in replays for place in replay.rebuilt}
         for place, worker in live.items():
             worker.is_copying = place in targets
             if place in decision.undo:
@@ -243,6 +301,7 @@ class Generations:
         self,
         worker: Worker,
         decision: Recovery,
+        replays: tuple[m.Replay, ...],
         *,
         redo: m.RollBack | None,
         result: m.StepResult | None,
@@ -264,6 +323,9 @@ class Generations:
             result=result,
             boundary=books.boundary,
             restore=worker.owed_restore,
+            replays=replays,
+            durable=books.durable_step,
+            unlogged=books.unlogged,
         )
 
     def resumed(self, message: m.Resumed, now_s: float) -> None:
@@ -272,3 +334,8 @@ class Generations:
             outage.resumed_s = now_s
             outage.connect_s = max(outage.connect_s, message.connect_s)
             outage.copy_s = max(outage.copy_s, message.copy_s)
+
+
+def _lost(stages: frozenset[int]) -> Hopeless:
+    stage = min(stages)
+    return Hopeless(stage=stage, reason=f"stage {stage} has no live worker left")

@@ -51,6 +51,7 @@ class Inheritance:
         books.ledger = StepLedger(books.shape.stages, stock.open_step, dict(stock.reports))
         books.told_step = -1 if told.last_step is None else told.last_step
         books.is_beginning = stock.generation == 0
+        books.durable_step = stock.durable_step
         if stock.is_measured and len({p.stage for p in stock.profiles}) == books.shape.stages:
             books.plans.measure(stock.profiles)
         has_finished = books.has_all_steps() and told.has_finished

@@ -7,6 +7,7 @@ greets with holds everything said before, so whatever was said while nobody list
 from __future__ import annotations
 
 from everstep.membership import messages as m
+from everstep.membership.regrouping import as_report
 
 
 class Memory:
@@ -27,6 +28,7 @@ class Memory:
         self._profile: m.StageProfile | None = None
         self._has_finished = False
         self._failed: m.Failed | None = None
+        self._durable = -1
 
     @property
     def has_last_words(self) -> bool:
@@ -41,6 +43,8 @@ class Memory:
                 self._finished_step, self._report = message.step, message
             case m.Copied():
                 self._copied(message)
+            case m.Replayed():
+                self._replayed(message)
             case m.Profile(_, durations):
                 self._profile, self._is_measuring = durations, False
             case m.Halted():
@@ -68,6 +72,10 @@ class Memory:
                 self._ending = _ending_after(message.after_step)
             case m.Halt():
                 self._ending = message.why
+            case m.Durable(step):
+                self._durable = step
+            case m.LogLess():
+                pass  # the next Resume says it again
             case m.Save() | m.SaveFailed() | m.Stop():
                 pass  # a checkpoint that is not taken is asked for again
 
@@ -75,6 +83,7 @@ class Memory:
         assert self._welcome is not None
         me = self._welcome.stage, self._welcome.replica
         self._is_copying = any((copy.stage, copy.target) == me for copy in resume.copies)
+        self._is_copying |= any(me[::-1] in replay.rebuilt for replay in resume.replays)
         if self._report is not None and self._report.step >= resume.step:
             self._report = None  # that step is run again
         is_first = self._finished_step is None and not self._is_copying
@@ -82,6 +91,7 @@ class Memory:
             # As the run does it, first of all: a step is taken back, or a first state is the start.
             self._finished_step = resume.step - 1
         self._resume = resume
+        self._durable = resume.durable
         self._watermark = resume.watermark
         self._halted = self._replanned_from = None
         self._ending = None if resume.boundary is None else _ending_after(resume.boundary)
@@ -99,6 +109,10 @@ class Memory:
             loss=None if result is None else result.loss,
             metrics={} if result is None else result.metrics,
         )
+
+    def _replayed(self, replayed: m.Replayed) -> None:
+        self._finished_step, self._is_copying = replayed.step, False
+        self._report = as_report(replayed)
 
     def greeting(self) -> list[m.FromWorker]:
         """Hello, until there is a place to come back to; then Rejoin."""
@@ -128,6 +142,9 @@ class Memory:
             profile=self._profile,
             saved=self._saved,
             restore=None if resume is None else resume.restore,
+            durable=self._durable,
+            logged=() if self._halted is None else self._halted.logged,
+            is_operating=False if self._halted is None else self._halted.is_operating,
         )
 
 

@@ -17,7 +17,7 @@ from everstep.core.errors import MessageInvalid
 from everstep.core.ids import WorkerId
 from everstep.schedule.actions import Action, Kind
 
-VERSION = 4
+VERSION = 5
 """Raised whenever a message changes: both ends of a connection must have the same."""
 
 SUBPROTOCOL = f"everstep.v{VERSION}"
@@ -44,6 +44,76 @@ class ClipMode(StrEnum):
     POST_VALIDATED = "post-validated"
 
 
+class LogFacts(_Value, frozen=True, kw_only=True):
+    """How a job's boundaries are logged, as far as the coordinator must know."""
+
+    budget_bytes: int
+    """Of one worker's log, in memory and on disk."""
+
+    helpers: int | None = None
+    """How many workers at most help a lost stage to replay; None: all that wait anyway."""
+
+
+class LogDirection(StrEnum):
+    FORWARD = "forward"
+    """Activations, from stage b to b + 1."""
+
+    BACKWARD = "backward"
+    """Input gradients, from stage b + 1 to b."""
+
+
+class LogRun(_Value, frozen=True):
+    """Entries of one worker's log: consecutive steps with the same micro-batches."""
+
+    boundary: int
+    """Between this stage and the next."""
+
+    direction: LogDirection
+    first_step: int
+    last_step: int
+    attempt: int
+    """The generation that ran the steps."""
+
+    microbatches: tuple[int, ...]
+    """Numbered over the whole step: replica * micro-batches + micro-batch."""
+
+
+class LogSource(_Value, frozen=True):
+    """Who holds what a replay needs of one boundary, for consecutive steps."""
+
+    boundary: int
+    direction: LogDirection
+    first_step: int
+    last_step: int
+    attempt: int
+    holders: tuple[WorkerId, ...]
+    """For each micro-batch of a step."""
+
+
+class Replay(_Value, frozen=True, kw_only=True):
+    """Stages `first_stage` to `last_stage` run again the steps after `checkpoint`."""
+
+    first_stage: int
+    last_stage: int
+    checkpoint: int
+    """The step whose checkpoint they begin with; -1: as the model was built."""
+
+    last_step: int
+    replayers: tuple[WorkerId, ...]
+    """Who computes: the new workers of the range first, then those who help."""
+
+    rebuilt: tuple[WorkerId, ...]
+    """Whose state it becomes; the others keep their own."""
+
+    is_shared: bool
+    """Each replayer runs its share of the micro-batches, and gradients are summed; else each runs
+    them all, and gets the very bits that were lost."""
+
+    sources: tuple[LogSource, ...]
+    scales_from: WorkerId
+    """One who knows how far the gradients of each step were scaled."""
+
+
 class JobFacts(_Value, frozen=True, kw_only=True):
     """What the coordinator must know of a job, and all workers must agree on."""
 
@@ -62,6 +132,9 @@ class JobFacts(_Value, frozen=True, kw_only=True):
     is_saved: bool = False
     """It has checkpoints."""
 
+    log: LogFacts | None = None
+    """None: what crosses boundaries between stages is not logged."""
+
 
 class StageProfile(_Value, frozen=True, kw_only=True):
     """Measured seconds: of one micro-batch for F, B, W and transfer, of one step for the others."""
@@ -72,6 +145,11 @@ class StageProfile(_Value, frozen=True, kw_only=True):
     transfer: float
     reduction: float
     optimizer: float
+    sent_forward: int = 0
+    """Bytes that a step sends to the next stage, over all workers of the stage."""
+
+    sent_backward: int = 0
+    """To the stage before."""
 
 
 class RollBack(_Value, frozen=True):
@@ -169,6 +247,12 @@ class Halted(_Message, frozen=True):
     operations: int = 0
     """Evaluations and gatherings completed so far."""
 
+    is_operating: bool = False
+    """It was interrupted in one."""
+
+    logged: tuple[LogRun, ...] = ()
+    """What its log holds."""
+
 
 class Broken(_Message, frozen=True):
     """A connection to a peer broke, or a peer was silent for too long."""
@@ -190,6 +274,23 @@ class Copied(_Message, frozen=True):
 
     generation: int
     step: int
+
+
+class Replayed(_Message, frozen=True, kw_only=True):
+    """Holds the state of its stage, which was lost, as of after `step`; and what that step gave."""
+
+    generation: int
+    step: int
+    loss: float | None = None
+    metrics: dict[str, float] = {}
+    norm_squared: float | None = None
+
+
+class ReplayFailed(_Message, frozen=True):
+    """Something that the replay needs cannot be read."""
+
+    generation: int
+    why: str
 
 
 class SaveWanted(_Message, frozen=True):
@@ -274,6 +375,13 @@ class Rejoin(_Message, frozen=True, kw_only=True):
 
     restore: int | None = None
     """The checkpoint that it was told to begin that generation with."""
+
+    durable: int = -1
+    """The newest checkpoint that it has heard to be whole on disk."""
+
+    logged: tuple[LogRun, ...] = ()
+    is_operating: bool = False
+    """Of its Halted."""
 
     @property
     def uid(self) -> str:
@@ -363,6 +471,15 @@ class Resume(_Message, frozen=True, kw_only=True):
     restore: int | None = None
     """Load the checkpoint of this step first, likewise even when this generation is over."""
 
+    replays: tuple[Replay, ...] = ()
+    """To be done by all who take part, one after the other, before the first step."""
+
+    durable: int = -1
+    """The step of the newest checkpoint that is whole on disk."""
+
+    unlogged: tuple[int, ...] = ()
+    """Boundaries that need not be logged."""
+
 
 class Replan(_Message, frozen=True, kw_only=True):
     """From `from_step` on, run these actions instead."""
@@ -399,6 +516,18 @@ class SaveFailed(_Message, frozen=True):
     step: int
 
 
+class Durable(_Message, frozen=True):
+    """The checkpoint of `step` is whole on disk: logs of steps up to it are of no use any more."""
+
+    step: int
+
+
+class LogLess(_Message, frozen=True):
+    """Boundaries that need not be logged any more: their stages are replayed together."""
+
+    boundaries: tuple[int, ...]
+
+
 class Halt(_Message, frozen=True):
     generation: int
     why: str
@@ -424,6 +553,8 @@ FromWorker: TypeAlias = (
     | Broken
     | Resumed
     | Copied
+    | Replayed
+    | ReplayFailed
     | SaveWanted
     | Saved
     | Failed
@@ -433,7 +564,17 @@ FromWorker: TypeAlias = (
 )
 FromAgent: TypeAlias = AgentHello | WorkerExited | Heartbeat
 ToWorker: TypeAlias = (
-    Welcome | Resume | Replan | Watermark | Boundary | Save | SaveFailed | Halt | Stop
+    Welcome
+    | Resume
+    | Replan
+    | Watermark
+    | Boundary
+    | Save
+    | SaveFailed
+    | Durable
+    | LogLess
+    | Halt
+    | Stop
 )
 ToAgent: TypeAlias = Spawn | Stop
 Message: TypeAlias = FromWorker | FromAgent | ToWorker | ToAgent

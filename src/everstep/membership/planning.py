@@ -41,7 +41,8 @@ class Planner(Protocol):
 
 
 def median_profile(profiles: Sequence[StageProfile]) -> StageProfile:
-    """Of the workers of one stage: the median shrugs off one that was disturbed."""
+    """Of the workers of one stage: the median shrugs off one that was disturbed. What they send
+    adds up."""
     return StageProfile(
         forward=median(profile.forward for profile in profiles),
         input_gradient=median(profile.input_gradient for profile in profiles),
@@ -49,4 +50,6 @@ def median_profile(profiles: Sequence[StageProfile]) -> StageProfile:
         transfer=median(profile.transfer for profile in profiles),
         reduction=median(profile.reduction for profile in profiles),
         optimizer=median(profile.optimizer for profile in profiles),
+        sent_forward=sum(profile.sent_forward for profile in profiles),
+        sent_backward=sum(profile.sent_backward for profile in profiles),
     )

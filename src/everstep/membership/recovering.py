@@ -32,6 +32,9 @@ class Rung(StrEnum):
     REPLICA = "replica"
     """A new worker copies from a live one."""
 
+    REPLAY = "replay"
+    """Nobody holds it: it is run again from its checkpoint, with what its neighbours logged."""
+
     CHECKPOINT = "checkpoint"
     """All load the newest checkpoint, and run again what came after it."""
 
@@ -82,5 +85,12 @@ class Hopeless:
 
 class Decide(Protocol):
     def __call__(
-        self, survivors: Sequence[Survivor], *, shape: Shape, open_step: int
-    ) -> Recovery | Hopeless: ...
+        self,
+        survivors: Sequence[Survivor],
+        *,
+        shape: Shape,
+        open_step: int,
+        rebuilt: frozenset[int] = frozenset(),
+    ) -> Recovery | Hopeless:
+        """`rebuilt`: stages that nobody holds, and that are replayed up to wherever the others
+        are."""

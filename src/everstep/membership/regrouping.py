@@ -95,3 +95,14 @@ def copies_on_the_wire(recovery: Recovery) -> tuple[m.Copy, ...]:
         m.Copy(copy.target.stage, copy.source.replica, copy.target.replica)
         for copy in recovery.copies
     )
+
+
+def as_report(replayed: m.Replayed) -> m.StepDone:
+    return m.StepDone(
+        generation=replayed.generation,
+        step=replayed.step,
+        seconds=0.0,
+        loss=replayed.loss,
+        metrics=replayed.metrics,
+        norm_squared=replayed.norm_squared,
+    )

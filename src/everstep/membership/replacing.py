@@ -15,6 +15,8 @@ class Replacements:
         self._due: list[Respawn] = []
         self._num_failed: Counter[int] = Counter()
         self._moving: set[int] = set()
+        self._starting: set[int] = set()
+        """Told to an agent, and neither joined nor failed yet."""
 
     def move(self, number: int, now_s: float) -> None:
         """It is started again at once, whatever happens to those that are lost."""
@@ -36,15 +38,24 @@ class Replacements:
     def failed(self, number: int, now_s: float) -> None:
         """It ended before it joined: again, but not so soon."""
         self._num_failed[number] += 1
+        self._starting.discard(number)
         self.plan(number, now_s)
 
     def joined(self, number: int) -> None:
         del self._num_failed[number]
         self._moving.discard(number)
+        self._starting.discard(number)
+
+    def hurry(self, now_s: float) -> bool:
+        """Everybody waits for those who were to be started later; whether anybody will come."""
+        self._due = [Respawn(r.number, min(r.due_s, now_s)) for r in self._due]
+        self.start_due(now_s)
+        return bool(self._starting)
 
     def forget(self) -> None:
         """All are started anyway."""
         self._due.clear()
+        self._starting.clear()
 
     def start_due(self, now_s: float) -> None:
         due = [respawn.number for respawn in self._due if respawn.due_s <= now_s]
@@ -59,6 +70,7 @@ class Replacements:
         if agent is not None:
             seat = m.Seat(number, str(books.shape.place(number)))
             books.send(agent, m.Spawn((seat,)))
+            self._starting.add(number)
         elif books.is_beginning:
             books.fail(
                 f"worker number {number} is lost before training began, and no agent is left to"

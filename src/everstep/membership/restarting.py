@@ -76,6 +76,7 @@ def restore_newest(books: Books, live: Mapping[WorkerId, Worker]) -> int | None:
         )
     step = min(steps)
     books.ledger = StepLedger(books.shape.stages, step + 1)
+    books.durable_step = step
     books.emit("restored", step=step)
     for worker in live.values():
         worker.finished_step = worker.owed_restore = step

@@ -11,6 +11,7 @@ from everstep.core.ids import WorkerId
 from everstep.membership.messages import (
     Hello,
     JobFacts,
+    LogRun,
     Member,
     RollBack,
     Seat,
@@ -72,6 +73,12 @@ class Worker:
 
     owed_restore: int | None = None
     """The checkpoint that it is still to be told to load; its step counts as finished."""
+
+    is_operating: bool = False
+    """It halted in an evaluation or a gathering."""
+
+    logged: tuple[LogRun, ...] = ()
+    """What its log held when it halted."""
 
     is_of_the_past: bool = False
     """All workers have been started again since."""

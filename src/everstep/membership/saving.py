@@ -52,6 +52,7 @@ class Saving:
         if len({place.stage for place in parts}) < books.shape.stages:
             return
         self._parts = {step: p for step, p in self._parts.items() if step > message.step}
+        self._tell_durable(message.step)
         books.emit(
             "checkpoint",
             step=message.step,
@@ -59,3 +60,11 @@ class Saving:
             durable_seconds=max(part.durable_s for part in parts.values()),
             bytes=sum(part.size_bytes for part in parts.values()),
         )
+
+    def _tell_durable(self, step: int) -> None:
+        """Only now is what was logged before it of no use: a stage would begin with this one."""
+        books = self._books
+        books.durable_step = max(books.durable_step, step)
+        if books.job is not None and books.job.log is not None:
+            for worker in books.roster.here():
+                books.send(worker.uid, m.Durable(books.durable_step))

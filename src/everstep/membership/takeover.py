@@ -77,6 +77,7 @@ class Stock:
     is_measured: bool
     """The profiles are all there are: nobody is measuring any more."""
 
+    durable_step: int = -1
     agents: Mapping[str, m.AgentHello] = field(default_factory=dict)
     told: Told = field(default_factory=Told)
 
@@ -152,6 +153,7 @@ def take_stock(heard: Heard, *, now_s: float, told: Told) -> Stock:
         ending=ending,
         profiles={r.place: r.profile for r in current if r.profile is not None},
         is_measured=is_measured,
+        durable_step=max((rejoin.durable for rejoin in current), default=-1),
         agents=heard.agents,
         told=told,
     )
@@ -214,6 +216,8 @@ def _returned(
     worker.finished_step = rejoin.finished_step
     worker.is_copying = rejoin.is_copying
     worker.operations = rejoin.operations
+    worker.is_operating = rejoin.is_operating
+    worker.logged = rejoin.logged
     if rejoin.generation == 0 and is_first:
         # What it has built, or will load, is the state that all begin with.
         worker.finished_step = -1 if restore is None else restore

@@ -8,6 +8,7 @@ input is for; all parts share one set of books:
     progress.py      steps, and how long things take
     moving.py        live workers to stages that were hit harder
     saving.py        checkpoints: which step, and what became of them
+    rebuilding.py    stages that nobody holds: from their checkpoint and the others' logs
     restarting.py    all begin again with the newest, when a stage's state is gone
     inheritance.py   what another coordinator left behind
     books.py         all that is known, and what is to be said
@@ -30,6 +31,7 @@ from everstep.membership.moving import Moving, Normalizer
 from everstep.membership.planbook import PlanBook
 from everstep.membership.planning import Planner
 from everstep.membership.progress import Progress
+from everstep.membership.rebuilding import PlanReplay, Rebuilding
 from everstep.membership.recovering import Decide
 from everstep.membership.replacing import Replacements
 from everstep.membership.restarting import Restart
@@ -59,6 +61,7 @@ class World:
         decide: Decide,
         meeting: m.Meeting,
         normalize: Normalizer | None = None,
+        plan_replay: PlanReplay | None = None,
     ) -> None:
         self._books = Books(shape, settings or WorldSettings(), planner=planner)
         self._progress = Progress(self._books)
@@ -67,6 +70,7 @@ class World:
             self._books,
             self._progress,
             Restart(self._books, replacements),
+            Rebuilding(self._books, replacements, plan_replay),
             decide=decide,
             meeting=meeting,
         )
@@ -182,6 +186,10 @@ class World:
                 generations.step_done(worker, message, now_s)
             case m.Copied():
                 generations.copied(worker, message, now_s)
+            case m.Replayed():
+                generations.replayed(worker, message, now_s)
+            case m.ReplayFailed():
+                generations.replay_failed(worker, message, now_s)
             case m.Halted():
                 generations.halted(worker, message, now_s)
             case m.Broken():

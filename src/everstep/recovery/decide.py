@@ -16,7 +16,7 @@ Invariant: nobody is told both to undo and to copy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from everstep.core.ids import WorkerId
 from everstep.membership.recovering import Hopeless, Recovery, Rung, StateCopy, Survivor
@@ -24,21 +24,33 @@ from everstep.membership.roster import Shape
 
 
 def decide_recovery(
-    survivors: Sequence[Survivor], *, shape: Shape, open_step: int
+    survivors: Sequence[Survivor],
+    *,
+    shape: Shape,
+    open_step: int,
+    rebuilt: frozenset[int] = frozenset(),
 ) -> Recovery | Hopeless:
-    """`open_step` is the one that not everybody was known to have finished."""
-    by_stage = [
-        [survivor for survivor in survivors if survivor.place.stage == stage]
+    """`open_step` is the one that not everybody was known to have finished. Stages that are
+    `rebuilt` go where the others are."""
+    by_stage = {
+        stage: [survivor for survivor in survivors if survivor.place.stage == stage]
         for stage in range(shape.stages)
-    ]
-    for stage, members in enumerate(by_stage):
+        if stage not in rebuilt
+    }
+    for stage, members in by_stage.items():
         if not any(survivor.finished_step is not None for survivor in members):
             return _hopeless(stage, members)
-    is_stage_done = [any(s.finished_step == open_step for s in members) for members in by_stage]
-    target = open_step if all(is_stage_done) else open_step - 1
-    undo = frozenset(place for members in by_stage for place in _undo(members, target))
-    copies = tuple(copy for members in by_stage for copy in _copies(members, target, undo))
-    rungs = tuple(_rung(members, target, undo) for members in by_stage)
+    is_stage_done = {
+        stage: any(s.finished_step == open_step for s in members)
+        for stage, members in by_stage.items()
+    }
+    target = open_step if all(is_stage_done.values()) else open_step - 1
+    undo = frozenset(place for members in by_stage.values() for place in _undo(members, target))
+    copies = tuple(copy for members in by_stage.values() for copy in _copies(members, target, undo))
+    rungs = tuple(
+        Rung.REPLAY if stage in rebuilt else _rung(by_stage[stage], target, undo)
+        for stage in range(shape.stages)
+    )
     return Recovery(
         finished_step=target,
         rungs=rungs,
@@ -82,16 +94,16 @@ def _rung(members: Sequence[Survivor], target: int, undo: frozenset[WorkerId]) -
 
 def _reason(
     open_step: int,
-    is_stage_done: Sequence[bool],
+    is_stage_done: Mapping[int, bool],
     undo: frozenset[WorkerId],
     copies: Sequence[StateCopy],
 ) -> str:
-    if all(is_stage_done):
+    if all(is_stage_done.values()):
         how = f"{len(copies)} copy it" if copies else "so has everybody"
         return f"a live worker of every stage finished step {open_step}; {how}"
-    if not any(is_stage_done):
+    if not any(is_stage_done.values()):
         return f"nobody finished step {open_step}; it is run next"
-    missing = is_stage_done.index(False)
+    missing = next(stage for stage, is_done in is_stage_done.items() if not is_done)
     return (
         f"nobody alive finished step {open_step} of stage {missing}; {len(undo)} workers take it"
         f" back, {len(copies)} copy the state before it"

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from everstep.comm.lifetime import Lifetime
 from everstep.core.ids import WorkerId
 from everstep.execute.executor import StepReport
+from everstep.execute.replay import ReplayedStep
 from everstep.execute.timing import (
     FORWARD,
     INPUT_GRADIENT,
@@ -27,6 +28,9 @@ from everstep.membership import messages as m
 from everstep.membership.client import Client
 from everstep.membership.recovering import StateCopy
 from everstep.schedule.actions import Action
+
+SentBytes = Mapping[m.LogDirection, int]
+"""That one step sends to the next stage and to the one before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +62,12 @@ class Orders:
 
     restore: int | None = None
     """The step whose checkpoint is to be loaded first."""
+
+    replays: tuple[m.Replay, ...] = ()
+    """Stages that are rebuilt before the first step."""
+
+    unlogged: tuple[int, ...] = ()
+    """Boundaries that need no log."""
 
     save_name: str = "alone"
     """Joins the parts of a checkpoint: the same on all workers of a generation, and of no other, of
@@ -100,15 +110,31 @@ class Guide(Protocol):
 
     def report_step(self, report: StepReport) -> None: ...
 
-    def report_profile(self, profiler: Profiler) -> None: ...
+    def report_profile(self, profiler: Profiler, *, sent: SentBytes) -> None: ...
 
-    def report_halted(self, finished_step: int | None, *, operations: int) -> None: ...
+    def report_halted(
+        self,
+        finished_step: int | None,
+        *,
+        operations: int,
+        is_operating: bool = False,
+        logged: tuple[m.LogRun, ...] = (),
+    ) -> None: ...
 
     def report_broken(self, cause: str) -> None: ...
 
     def report_resumed(self, *, connect_s: float, copy_s: float) -> None: ...
 
     def report_copied(self, step: int) -> None: ...
+
+    def report_replayed(
+        self, step: int, result: ReplayedStep, *, norm_squared: float | None
+    ) -> None: ...
+
+    def report_replay_failed(self, why: str) -> None: ...
+
+    def needs_no_log(self) -> tuple[int, tuple[int, ...]]:
+        """Up to which step, and at which boundaries."""
 
     def report_finished(self) -> None: ...
 
@@ -151,6 +177,8 @@ class CoordinatorGuide:
             operations=resume.operations,
             result=resume.result,
             restore=resume.restore,
+            replays=resume.replays,
+            unlogged=resume.unlogged,
             save_name=_save_name(resume),
         )
 
@@ -211,7 +239,7 @@ class CoordinatorGuide:
             )
         )
 
-    def report_profile(self, profiler: Profiler) -> None:
+    def report_profile(self, profiler: Profiler, *, sent: SentBytes) -> None:
         durations = m.StageProfile(
             forward=profiler.typical_s(FORWARD),
             input_gradient=profiler.typical_s(INPUT_GRADIENT),
@@ -220,11 +248,22 @@ class CoordinatorGuide:
             transfer=profiler.shortest_s(PEERS),
             reduction=profiler.shortest_s(REDUCTION),
             optimizer=profiler.typical_s(OPTIMIZER),
+            sent_forward=sent.get(m.LogDirection.FORWARD, 0),
+            sent_backward=sent.get(m.LogDirection.BACKWARD, 0),
         )
         self._client.send(m.Profile(self._generation, durations))
 
-    def report_halted(self, finished_step: int | None, *, operations: int) -> None:
-        self._client.send(m.Halted(self._generation, finished_step, operations))
+    def report_halted(
+        self,
+        finished_step: int | None,
+        *,
+        operations: int,
+        is_operating: bool = False,
+        logged: tuple[m.LogRun, ...] = (),
+    ) -> None:
+        self._client.send(
+            m.Halted(self._generation, finished_step, operations, is_operating, logged)
+        )
 
     def report_broken(self, cause: str) -> None:
         self._client.send(m.Broken(self._generation, cause))
@@ -234,6 +273,25 @@ class CoordinatorGuide:
 
     def report_copied(self, step: int) -> None:
         self._client.send(m.Copied(self._generation, step))
+
+    def report_replayed(
+        self, step: int, result: ReplayedStep, *, norm_squared: float | None
+    ) -> None:
+        self._client.send(
+            m.Replayed(
+                generation=self._generation,
+                step=step,
+                loss=result.loss,
+                metrics=result.metrics,
+                norm_squared=norm_squared,
+            )
+        )
+
+    def report_replay_failed(self, why: str) -> None:
+        self._client.send(m.ReplayFailed(self._generation, why))
+
+    def needs_no_log(self) -> tuple[int, tuple[int, ...]]:
+        return self._client.durable_step, self._client.unlogged
 
     def report_finished(self) -> None:
         self._client.send(m.Finished())
@@ -288,11 +346,29 @@ class SoloGuide:
     def report_step(self, report: StepReport) -> None:
         """There is nobody to tell."""
 
-    def report_profile(self, profiler: Profiler) -> None:
+    def report_profile(self, profiler: Profiler, *, sent: SentBytes) -> None:
         """There is nobody to tell."""
 
-    def report_halted(self, finished_step: int | None, *, operations: int) -> None:
+    def report_halted(
+        self,
+        finished_step: int | None,
+        *,
+        operations: int,
+        is_operating: bool = False,
+        logged: tuple[m.LogRun, ...] = (),
+    ) -> None:
         """There is nobody to tell."""
+
+    def report_replayed(
+        self, step: int, result: ReplayedStep, *, norm_squared: float | None
+    ) -> None:
+        """There is nobody to tell."""
+
+    def report_replay_failed(self, why: str) -> None:
+        """There is nobody to tell."""
+
+    def needs_no_log(self) -> tuple[int, tuple[int, ...]]:
+        return -1, ()
 
     def report_broken(self, cause: str) -> None:
         """There is nobody to tell."""

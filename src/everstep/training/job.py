@@ -22,6 +22,7 @@ from everstep.execute.data import Dataset
 from everstep.execute.split import StageModule
 from everstep.execute.stage import Scorer
 from everstep.membership.messages import ClipMode
+from everstep.recovery.logging_settings import Logging
 from everstep.recovery.undo import Keep, NotUndoable, check_undoable
 from everstep.training.saving import Checkpoints
 
@@ -74,6 +75,10 @@ class Job:
     checkpoint: Checkpoints | None = None
     """Where and when it is saved; a job that is started again goes on from the newest. None: never,
     and a stage that loses its last worker ends the job."""
+
+    log: Logging | None = None
+    """Keeps what passes between stages, so that a stage that loses its last worker is rebuilt while
+    the others wait with theirs. With replicas it is off unless it says `with_replicas`."""
 
     keep: Keep = Keep.NOTHING
     """What is copied at each step for an optimizer whose step cannot be taken back without."""

@@ -18,8 +18,12 @@ from torch import Tensor
 from everstep.comm.channels import Channels
 from everstep.core.clock import Clock
 from everstep.core.errors import (
+    CheckpointCorrupt,
     EverstepError,
     GenerationEnded,
+    LogCorrupt,
+    LogEntryMissing,
+    NotInCheckpoint,
     PeerLost,
     PeerRefused,
     PeerSilent,
@@ -27,19 +31,16 @@ from everstep.core.errors import (
 )
 from everstep.core.ids import WorkerId
 from everstep.core.points import Point, passing
-from everstep.execute.data import Dataset, Fetcher
+from everstep.execute.data import Dataset
 from everstep.execute.evaluation import Evaluation
 from everstep.execute.executor import Clipping, Executor, StepReport, upcoming
 from everstep.execute.gather import receive_state, send_state
 from everstep.execute.links import Links
 from everstep.execute.reduction import sum_over
-from everstep.execute.split import StageModule
-from everstep.execute.stage import Stage
+from everstep.execute.replay import Piece
 from everstep.execute.timing import Profiler
-from everstep.execute.update import Update
 from everstep.membership.messages import ClipMode
 from everstep.recovery.transfer import (
-    StageState,
     receive_gradients,
     receive_state_copy,
     send_gradients,
@@ -47,13 +48,21 @@ from everstep.recovery.transfer import (
 )
 from everstep.schedule.actions import Action
 from everstep.training.guide import Guide, Orders
-from everstep.training.job import Job
+from everstep.training.holding import Holding
+from everstep.training.rebuilding import Rebuilder
 from everstep.training.saving import StageSaver
+from everstep.training.stage_log import StageLog
 
 HALT_WITHIN_S = 60.0
 """A peer's connection may break before the coordinator's word arrives; it must by then."""
 
 LEAVE_WITHIN_S = 10.0
+
+REPLAY_WITHIN_S = 3600.0
+"""So long others wait for the stages that are rebuilt: gloo's own limit."""
+
+UNREADABLE = (LogCorrupt, LogEntryMissing, CheckpointCorrupt, NotInCheckpoint)
+"""What a replay may find missing: then there may be another way."""
 
 INTERRUPTIONS = (GenerationEnded, PeerLost, PeerSilent, PeerRefused, StoreUnreachable)
 
@@ -72,27 +81,6 @@ class Step:
     seconds: float
     is_reporter: bool
     """True on exactly one live worker."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holding:
-    """What this worker has and keeps from generation to generation."""
-
-    job: Job
-    me: WorkerId
-    replicas: int
-    stage: Stage
-    update: Update
-    fetcher: Fetcher | None
-    stages: list[StageModule]
-    """All of the model's, for the names of what the others hold."""
-
-    def state(self) -> StageState:
-        return StageState(
-            module=self.stage.module.module,
-            optimizer=self.update.optimizer,
-            scheduler=self.update.scheduler,
-        )
 
 
 class Connect(Protocol):
@@ -135,10 +123,15 @@ class Run:
         steps: int,
         clock: Clock,
         saver: StageSaver | None = None,
+        log: StageLog | None = None,
+        rebuilder: Rebuilder | None = None,
     ) -> None:
+        """`log` and `rebuilder`: both or none."""
         self.steps = steps
         self._holding = holding
         self._saver = saver
+        self._log = log
+        self._rebuilder = rebuilder
         self._guide = guide
         self._connect = connect
         self._clock = clock
@@ -149,6 +142,7 @@ class Run:
         self._num_operations = 0
         self._operations: list[_Operation] = []
         self._again: list[_Operation] = []
+        self._is_operating = False
         self._begin(guide.next_orders())
         self._served = self._state_step
 
@@ -211,6 +205,8 @@ class Run:
             links.close()
         if self._holding.fetcher is not None:
             self._holding.fetcher.close()
+        if self._log is not None:
+            self._log.close()
         if self._saver is not None:
             with suppress(EverstepError):  # the coordinator need not be there any more
                 self._tell_saves()
@@ -250,10 +246,17 @@ class Run:
             self._is_save_wanted = True
             self._guide.want_save()
 
-    def _meet(self) -> None:
+    def _tend_log(self) -> None:
+        if self._log is None:
+            return
+        self._log.scales |= self._holding.update.take_clipped()
+        durable_step, unlogged = self._guide.needs_no_log()
+        self._log.tend(durable_step=durable_step, unlogged=unlogged)
+
+    def _meet(self, *, timeout_s: float = LEAVE_WITHIN_S) -> None:
         """Returns when every worker is here."""
         nothing = torch.zeros(1, device=self._holding.stage.device)
-        self._connected.world.all_reduce(nothing).wait(LEAVE_WITHIN_S)
+        self._connected.world.all_reduce(nothing).wait(timeout_s)
 
     def _finish(self) -> None:
         if not self._is_over:
@@ -286,7 +289,9 @@ class Run:
 
     def _perform(self, operation: Callable[[], Result]) -> Result:
         """Does something that all workers take part in, between steps."""
+        self._is_operating = True
         result = self._uninterrupted(operation)
+        self._is_operating = False
         self._operations.append(_Operation(self._num_operations, operation))
         self._num_operations += 1
         return result
@@ -321,9 +326,11 @@ class Run:
         self._operations.clear()
         self._guide.report_step(report)
         self._tend_saves(report)
+        self._tend_log()
         self._profiler.add(report.times)
         if self._profiler.num_steps == self._orders.profile_steps:
-            self._guide.report_profile(self._profiler)
+            sent = {} if self._log is None else self._log.step_bytes
+            self._guide.report_profile(self._profiler, sent=sent)
         self._results[step] = Step(
             index=step,
             loss=report.loss,
@@ -381,7 +388,12 @@ class Run:
         # A new worker that has no state yet stops before the step it was to begin with.
         finished = self._finished_step
         passing(Point.HALTED, step=self._orders.step - 1 if finished is None else finished)
-        self._guide.report_halted(finished, operations=self._num_operations)
+        self._guide.report_halted(
+            finished,
+            operations=self._num_operations,
+            is_operating=self._is_operating,
+            logged=() if self._log is None else self._log.runs(),
+        )
 
     def _disconnect(self) -> None:
         if self._links is not None:
@@ -393,6 +405,8 @@ class Run:
         """Connects for a generation, and for the next when that one ends meanwhile."""
         self._orders = orders
         self._is_save_wanted = False  # what the last generation was asked to save is forgotten
+        if self._log is not None:
+            self._log.begin(attempt=orders.generation, unlogged=orders.unlogged)
         self._adjust(orders)
         self._profiler = Profiler()
         self._follow(orders.actions, first_step=orders.step)
@@ -401,6 +415,7 @@ class Run:
             self._links = self._connect(orders)
             connected_s = self._clock.now_s()
             self._copy(orders, self._links)
+            self._replay(orders, self._links)
         except INTERRUPTIONS as interruption:
             self._change_generation(interruption)
             return
@@ -420,11 +435,14 @@ class Run:
         if self._finished_step is None:
             # A new worker: it begins with what it built, or waits for a copy.
             is_target = any(copy.target == self._holding.me for copy in orders.copies)
+            is_target |= any(self._holding.me in replay.rebuilt for replay in orders.replays)
             self._finished_step = None if is_target else orders.step - 1
             self._num_operations = orders.operations
             return
         if orders.redo is not None:
             self._holding.update.redo(scale=orders.redo.scale)
+            if self._log is not None:
+                self._log.scales[orders.redo.step] = orders.redo.scale
         if orders.undo:
             self._holding.update.take_back()
             self._finished_step -= 1
@@ -446,6 +464,36 @@ class Run:
                 self._finished_step = step
                 self._num_operations = orders.operations
                 self._guide.report_copied(step)
+
+    def _replay(self, orders: Orders, links: Links) -> None:
+        """Takes part in rebuilding lost stages. Training goes on when all are there again."""
+        if not orders.replays:
+            return
+        assert self._rebuilder is not None, "only a job with logs is told to replay"
+        assert links.channels is not None
+        holding = self._holding
+        for replay, group in zip(orders.replays, links.replays, strict=True):
+            try:
+                result = self._rebuilder.take_part(
+                    replay,
+                    own=Piece(stage=holding.stage, update=holding.update),
+                    group=group,
+                    channels=links.channels,
+                    attempt=orders.generation,
+                    check=orders.lifetime.check,
+                )
+            except UNREADABLE as error:
+                self._guide.report_replay_failed(str(error))
+                self._guide.wait_halt(timeout_s=HALT_WITHIN_S)
+                raise GenerationEnded(orders.generation) from error
+            if result is not None:
+                self._finished_step = replay.last_step
+                self._num_operations = orders.operations
+                norm_squared = (
+                    None if holding.job.clip_norm is None else holding.update.norm_squared()
+                )
+                self._guide.report_replayed(replay.last_step, result, norm_squared=norm_squared)
+        self._meet(timeout_s=REPLAY_WITHIN_S)
 
     def _give(self, orders: Orders, channels: Channels, *, to: WorkerId) -> None:
         if orders.is_copied_step_open:
@@ -482,6 +530,7 @@ class Run:
             num_microbatches=holding.replicas * job.microbatches,
             clipping=clipping,
             clock=self._clock,
+            log=self._log,
         )
 
     def _follow(self, actions: tuple[Action, ...], *, first_step: int) -> None:

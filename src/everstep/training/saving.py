@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from everstep.checkpoint.curve import LossHistory
 from everstep.checkpoint.engine import Engine, EngineSettings
@@ -24,9 +23,10 @@ from everstep.checkpoint.progress import Progress
 from everstep.checkpoint.restore import Found, look_at, wait_writers
 from everstep.checkpoint.retention import KeepLast, Retention
 from everstep.checkpoint.run_record import RunRecord
-from everstep.checkpoint.state import JSON, FlatState, flatten, unflatten
+from everstep.checkpoint.state import JSON, FlatState, flatten
 from everstep.checkpoint.storage import step_name, steps_in
 from everstep.core.errors import CheckpointCorrupt
+from everstep.training.loading import load_part, load_step, read_part
 from everstep.training.stage_tree import StageTree
 
 WRITER_WITHIN_S = 60.0
@@ -94,7 +94,7 @@ class StageSaver:
                 passed_over.append(f"{seen.path.name}: {seen.why}")
                 continue
             try:
-                self._whole = step, self._read(seen)
+                self._whole = step, read_part(seen, self._tree)
             except CheckpointCorrupt as corrupt:
                 passed_over.append(f"{seen.path.name}: {corrupt.why}")
             else:
@@ -108,20 +108,13 @@ class StageSaver:
         return None
 
     def restore(self, step: int) -> None:
-        path = self._directory / step_name(step)
         if self._whole is None or self._whole[0] != step:
-            seen = look_at(path)
-            if not isinstance(seen, Found):
-                raise CheckpointCorrupt(str(path), why=seen.why)
-            self._whole = step, self._read(seen)
-        _, state = self._whole
-        tensors = _OnlyMine(state.tensors)
-        self._tree.load(unflatten(FlatState(tensors=tensors, plain=state.plain)), source=str(path))
+            load_step(self._directory, step, self._tree)
+        else:
+            source = str(self._directory / step_name(step))
+            load_part(self._whole[1], self._tree, source=source)
         self._whole = None
         self._saved = step, None
-
-    def _read(self, found: Found) -> FlatState:
-        return found.read([name for name in found.names() if self._tree.is_mine(name)])
 
     # Training.
 
@@ -204,10 +197,3 @@ class StageSaver:
                 keep=self._settings.keep or KeepLast(2),
             )
         return self._engine
-
-
-class _OnlyMine(dict[str, Any]):
-    """The tensors of other stages were not read: in the tree they are None."""
-
-    def __missing__(self, name: str) -> None:
-        return None

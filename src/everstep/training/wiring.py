@@ -3,40 +3,30 @@
 from __future__ import annotations
 
 import atexit
+from collections.abc import Iterator
 from contextlib import ExitStack
-
-import torch
-from torch.optim import Optimizer
 
 from everstep.comm.endpoint import Endpoint
 from everstep.comm.framing import Direction
 from everstep.comm.gloo import form_gloo
-from everstep.comm.group import SoloGroup
+from everstep.comm.group import Group, SoloGroup
 from everstep.comm.store import StoreAddress
 from everstep.core import points
 from everstep.core.clock import SystemClock
 from everstep.core.errors import ConfigError
 from everstep.core.ids import WorkerId
-from everstep.execute.data import (
-    Fetcher,
-    Microbatch,
-    SampleOrder,
-    Slicing,
-    check_dataset,
-    fetch,
-)
 from everstep.execute.links import Links, channels_of
-from everstep.execute.split import split_model
-from everstep.execute.stage import Stage, data_parts
-from everstep.execute.update import Update
 from everstep.launch.context import WorkerContext, current_worker
 from everstep.membership import messages as m
 from everstep.schedule.durations import Durations
 from everstep.schedule.planner import plan
 from everstep.schedule.problem import Problem
 from everstep.training.guide import CoordinatorGuide, Guide, Orders, SoloGuide
-from everstep.training.job import Job, check_optimizer, check_shape, digest
-from everstep.training.run import Connect, Holding, Run
+from everstep.training.holding import Holding, hold
+from everstep.training.job import Job, digest
+from everstep.training.logs import log_facts, rebuilder, stage_log
+from everstep.training.rebuilding import log_channels
+from everstep.training.run import Connect, Run
 from everstep.training.saving import StageSaver
 from everstep.training.stage_tree import StageTree
 
@@ -56,7 +46,7 @@ def train(job: Job, *, steps: int) -> Run:
 
 
 def _train_alone(job: Job, steps: int) -> Run:
-    holding = _hold(job, me=WorkerId(0, 0), replicas=1, num_stages=1)
+    holding = hold(job, me=WorkerId(0, 0), replicas=1, num_stages=1)
     problem = Problem(
         replicas=1,
         stages=1,
@@ -79,13 +69,22 @@ def _train_together(job: Job, steps: int, context: WorkerContext) -> Run:
     place = client.wait_welcome()
     me = WorkerId(place.replica, place.stage)
     points.stand_at(me)
-    holding = _hold(job, me=me, replicas=place.replicas, num_stages=place.stages)
+    holding = hold(job, me=me, replicas=place.replicas, num_stages=place.stages)
     guide: Guide = CoordinatorGuide(client, me=me)
     saver = _saver(holding, steps)
     saved = saver.newest_whole() if saver is not None and place.is_beginning else None
     client.send(m.Ready(_facts(job, steps, holding), saved))
-    connect = _Together(holding, endpoint)
-    run = Run(holding, guide, connect, steps=steps, clock=SystemClock(), saver=saver)
+    log = stage_log(holding)
+    run = Run(
+        holding,
+        guide,
+        _Together(holding, endpoint),
+        steps=steps,
+        clock=SystemClock(),
+        saver=saver,
+        log=log,
+        rebuilder=None if log is None else rebuilder(holding, log),
+    )
     context.on_close(run.close)
     return run
 
@@ -101,6 +100,7 @@ def _facts(job: Job, steps: int, holding: Holding) -> m.JobFacts:
         clip_norm=job.clip_norm,
         clip_mode=job.clip_mode,
         is_saved=job.checkpoint is not None,
+        log=log_facts(job, replicas=holding.replicas),
     )
 
 
@@ -115,57 +115,6 @@ def _saver(holding: Holding, steps: int) -> StageSaver | None:
         total_steps=steps,
         num_workers=holding.replicas * stage.num_stages,
     )
-
-
-def _hold(job: Job, *, me: WorkerId, replicas: int, num_stages: int) -> Holding:
-    """Builds the model as every worker does, and keeps this worker's stage of it."""
-    check_shape(job, replicas=replicas)
-    check_dataset(job.dataset)
-    order = SampleOrder(
-        num_samples=len(job.dataset),
-        batch_size=job.batch_size,
-        seed=job.seed,
-        shuffle=job.shuffle,
-    )
-    slicing = Slicing(order=order, replicas=replicas, microbatches=job.microbatches)
-    torch.manual_seed(job.seed)
-    model = job.model()
-    example, _ = fetch(job.dataset, slicing.samples(Microbatch(0, 0, 0)), parts=["input"])
-    stages = split_model(model, num_stages=num_stages, example=example, split=job.split)
-    stage = Stage(
-        stages[me.stage],
-        index=me.stage,
-        num_stages=num_stages,
-        loss=job.loss,
-        metrics=job.metrics,
-        loss_scale=1 / (replicas * job.microbatches),
-        precision=job.precision,
-        seed=job.seed,
-    )
-    optimizer = _optimizer(job, stage)
-    scheduler = None
-    if job.scheduler is not None and optimizer is not None:
-        scheduler = job.scheduler(optimizer)
-    parts = data_parts(stage)
-    return Holding(
-        job=job,
-        me=me,
-        replicas=replicas,
-        stage=stage,
-        update=Update(stage.buckets, optimizer, scheduler, keep=job.keep),
-        fetcher=Fetcher(job.dataset, slicing, parts=parts) if parts else None,
-        stages=stages,
-    )
-
-
-def _optimizer(job: Job, stage: Stage) -> Optimizer | None:
-    # In the order of the model, as plain PyTorch would give them.
-    params = [p for p in stage.module.module.parameters() if p.requires_grad]
-    if not params:
-        return None
-    optimizer = job.optimizer(params)
-    check_optimizer(job, optimizer)
-    return optimizer
 
 
 class _Alone(Connect):
@@ -201,34 +150,47 @@ class _Together(Connect):
                 sends.add((copy.target, Direction.ACTIVATION))
             elif copy.target == self._me:
                 receives.add((copy.source, Direction.ACTIVATION))
+        log_sends, log_receives = log_channels(orders.replays, self._me)
         with ExitStack() as undo:
             channels = self._endpoint.open(
                 generation=orders.generation,
                 me=self._me,
                 addresses=orders.addresses,
-                sends=sends,
-                receives=receives,
+                sends=sends | log_sends,
+                receives=receives | log_receives,
                 token=meeting.token,
                 timeout_s=CONNECT_WITHIN_S,
                 lifetime=orders.lifetime,
             )
             undo.callback(channels.close)
-            groups = {}
-            for name, members in (
-                (f"stage{self._me.stage}", orders.members_of(self._me.stage)),
-                ("world", orders.members),
-            ):
-                groups[name] = form_gloo(
-                    store=StoreAddress(host=meeting.host, port=meeting.port),
-                    generation=orders.generation,
-                    name=name,
-                    me=self._me,
-                    members=members,
-                    timeout_s=CONNECT_WITHIN_S,
-                    lifetime=orders.lifetime,
-                )
-                undo.callback(groups[name].close)
+            groups: list[Group] = []
+            for name, members in self._groups(orders):
+                group = self._form(name, members, orders, meeting)
+                undo.callback(group.close)
+                groups.append(group)
             undo.pop_all()
         points.passing(points.Point.AFTER_GROUPS, step=orders.step)
-        stage, world = groups.values()
-        return Links(channels=channels, stage=stage, world=world)
+        stage, world, *replays = groups
+        return Links(channels=channels, stage=stage, world=world, replays=tuple(replays))
+
+    def _groups(self, orders: Orders) -> Iterator[tuple[str, tuple[WorkerId, ...]]]:
+        yield f"stage{self._me.stage}", orders.members_of(self._me.stage)
+        yield "world", orders.members
+        for number, replay in enumerate(orders.replays):
+            is_mine = replay.is_shared and self._me in replay.replayers
+            yield f"replay{number}", replay.replayers if is_mine else (self._me,)
+
+    def _form(
+        self, name: str, members: tuple[WorkerId, ...], orders: Orders, meeting: m.Meeting
+    ) -> Group:
+        if name.startswith("replay") and len(members) == 1:
+            return SoloGroup(generation=orders.generation, me=self._me)
+        return form_gloo(
+            store=StoreAddress(host=meeting.host, port=meeting.port),
+            generation=orders.generation,
+            name=name,
+            me=self._me,
+            members=members,
+            timeout_s=CONNECT_WITHIN_S,
+            lifetime=orders.lifetime,
+        )

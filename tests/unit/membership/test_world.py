@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from crew import PROFILE, Crew, CrewWorker, Move, job_facts
@@ -117,13 +118,9 @@ def test_profiles_change_the_plan_at_a_step_nobody_can_have_begun() -> None:
 def test_durations_are_the_median_over_the_workers_of_a_stage() -> None:
     crew = training(Crew(Shape(3, 1)))
     for worker, forward in zip(crew.workers, (9.0, 1.0, 2.0), strict=True):
-        crew.tell(worker, m.Profile(1, m.StageProfile(**{**_asdict(PROFILE), "forward": forward})))
+        crew.tell(worker, m.Profile(1, msgspec.structs.replace(PROFILE, forward=forward)))
     assert crew.world.plans.durations is not None
     assert [d.forward for d in crew.world.plans.durations] == [2.0]
-
-
-def _asdict(profile: m.StageProfile) -> dict[str, float]:
-    return {name: getattr(profile, name) for name in profile.__struct_fields__}
 
 
 def test_a_step_whose_norm_was_too_large_is_taken_again_in_the_next_generation() -> None:

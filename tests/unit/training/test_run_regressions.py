@@ -14,8 +14,9 @@ from everstep.schedule.durations import Durations
 from everstep.schedule.planner import plan
 from everstep.schedule.problem import Problem
 from everstep.training.guide import Orders, SoloGuide
+from everstep.training.holding import hold
 from everstep.training.run import Run
-from everstep.training.wiring import _Alone, _hold
+from everstep.training.wiring import _Alone
 
 STEPS = 6
 
@@ -62,7 +63,7 @@ class BoundaryGuide(SoloGuide):
     def report_step(self, report: object) -> None:
         self.reported.append(report.step)  # type: ignore[attr-defined]
 
-    def report_halted(self, finished_step: int | None, *, operations: int) -> None:
+    def report_halted(self, finished_step: int | None, *, operations: int, **_: object) -> None:
         self.halted.append((finished_step, operations))
 
 
@@ -75,7 +76,7 @@ def run_with(guide: SoloGuide) -> Run:
         batch_size=4,
         microbatches=2,
     )
-    holding = _hold(job, me=WorkerId(0, 0), replicas=1, num_stages=1)
+    holding = hold(job, me=WorkerId(0, 0), replicas=1, num_stages=1)
     return Run(holding, guide, _Alone(holding.me), steps=STEPS, clock=SystemClock())
 
 

@@ -1,0 +1,107 @@
+"""Decides how stages that nobody holds are replayed: which range, by whom, from whose logs. Pure.
+
+Loading the checkpoint of everybody is the other way. It runs the lost steps again at the pace of
+the pipeline, bubbles and all; a replay runs them at the pace of those who share it, without. So the
+replay is taken unless its range is so large, and those who share it so few, that it takes longer.
+"""
+
+from __future__ import annotations
+
+import math
+
+from everstep.core.ids import WorkerId
+from everstep.membership import messages as m
+from everstep.membership.rebuilding import NoReplay, ReplayRequest
+from everstep.recovery.coverage import ReplayRange, choose_range, describe_gaps, senders
+
+
+def plan_replay(request: ReplayRequest) -> tuple[m.Replay, ...] | NoReplay:
+    needs = {
+        "num_stages": request.shape.stages,
+        "num_microbatches": _num_microbatches(request),
+        "first_step": request.checkpoint + 1,
+        "last_step": request.last_step,
+    }
+    ranges = choose_range(request.lost_stages, request.holdings, **needs)
+    if ranges is None:
+        return NoReplay(describe_gaps(request.lost_stages, request.holdings, **needs))
+    replays = tuple(_replay(request, each) for each in ranges)
+    return _too_slow(request, replays) or replays
+
+
+def _replay(request: ReplayRequest, stages: ReplayRange) -> m.Replay:
+    span = range(stages.first_stage, stages.last_stage + 1)
+    new = tuple(place for place in sorted(request.new) if place.stage in span)
+    replayers = (*new, *_helpers(request, num_new=len(new)))
+    return m.Replay(
+        first_stage=stages.first_stage,
+        last_stage=stages.last_stage,
+        checkpoint=request.checkpoint,
+        last_step=request.last_step,
+        replayers=replayers,
+        rebuilt=new,
+        is_shared=request.helpers != 0 and len(replayers) > 1,
+        sources=_sources(request, stages),
+        scales_from=min(request.holdings),
+    )
+
+
+def _helpers(request: ReplayRequest, *, num_new: int) -> tuple[WorkerId, ...]:
+    """Survivors, all of which wait anyway; no more than there are micro-batches to share."""
+    most = _num_microbatches(request) - num_new
+    if request.helpers is not None:
+        most = min(most, request.helpers)
+    return tuple(sorted(request.holdings))[: max(0, most)]
+
+
+def _sources(request: ReplayRequest, stages: ReplayRange) -> tuple[m.LogSource, ...]:
+    ends = (
+        (stages.first_stage - 1, m.LogDirection.FORWARD),
+        (stages.last_stage, m.LogDirection.BACKWARD),
+    )
+    return tuple(
+        m.LogSource(
+            boundary=boundary,
+            direction=direction,
+            first_step=supply.first_step,
+            last_step=supply.last_step,
+            attempt=supply.attempt,
+            holders=tuple(supply.holders[number] for number in sorted(supply.holders)),
+        )
+        for boundary, direction in ends
+        for supply in senders(
+            request.holdings,
+            boundary=boundary,
+            direction=direction,
+            first_step=request.checkpoint + 1,
+            last_step=request.last_step,
+            num_microbatches=_num_microbatches(request),
+        )
+    )
+
+
+def _too_slow(request: ReplayRequest, replays: tuple[m.Replay, ...]) -> NoReplay | None:
+    if request.durations is None or request.period_s is None:
+        return None
+    replay_s = sum(_step_s(request, replay) for replay in replays)
+    if replay_s <= request.period_s:
+        return None
+    stages = sum(replay.last_stage - replay.first_stage + 1 for replay in replays)
+    return NoReplay(
+        f"replaying {stages} stages would take {replay_s:.3g} s for each step, and all stages"
+        f" together take {request.period_s:.3g} s"
+    )
+
+
+def _step_s(request: ReplayRequest, replay: m.Replay) -> float:
+    assert request.durations is not None
+    span = request.durations[replay.first_stage : replay.last_stage + 1]
+    one_s = sum(each.forward + each.input_gradient + each.weight_gradient for each in span)
+    num_sharing = len(replay.replayers) if replay.is_shared else 1
+    num_rounds = math.ceil(_num_microbatches(request) / num_sharing)
+    return num_rounds * one_s + sum(each.optimizer for each in span)
+
+
+def _num_microbatches(request: ReplayRequest) -> int:
+    """Of a whole step."""
+    return request.shape.replicas * request.microbatches
