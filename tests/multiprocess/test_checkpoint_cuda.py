@@ -46,7 +46,7 @@ def test_a_save_holds_the_value_between_the_update_before_and_the_one_after(
     weights = torch.zeros(NUM_ELEMENTS, device="cuda")
     settings = EngineSettings(max_slot_bytes=slot_bytes, probe_bytes=0)
     with Engine(tmp_path, settings=settings) as engine:
-        torch.cuda._sleep(BUSY_CYCLES)
+        torch.cuda._sleep(BUSY_CYCLES)  # type: ignore[no-untyped-call]
         weights.fill_(1.0)
         assert engine.save(1, FlatState(tensors={"weights": weights}))
         engine.before_update()
@@ -63,7 +63,7 @@ def test_what_a_forward_pass_changes_is_saved_as_it_was(tmp_path: Path) -> None:
     count = torch.tensor(7)
     state = {"running": running, "across": across, "count": count}
     with Engine(tmp_path, settings=EngineSettings(probe_bytes=0)) as engine:
-        torch.cuda._sleep(BUSY_CYCLES)
+        torch.cuda._sleep(BUSY_CYCLES)  # type: ignore[no-untyped-call]
         running.fill_(1.0)
         assert engine.save(1, FlatState(tensors=state, volatile=frozenset({"running"})))
         running.fill_(2.0)

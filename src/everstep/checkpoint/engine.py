@@ -15,7 +15,8 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -125,21 +126,22 @@ class Engine:
         return writer.pid if writer else None
 
     def start_writer(self) -> None:
-        """Ahead of the first save. Optional. Raises OSError."""
-        self._delivery.start_writer()
+        """Ahead of the first save. Optional."""
+        with _ahead():
+            self._delivery.start_writer()
 
     def prepare(self, state: FlatState, *, layout: Layout | None = None) -> None:
         """Makes the memory for a copy of this state, ahead of the first save. Optional; takes about
-        a second per gigabyte, which that save would take otherwise. Raises OSError, MemoryError."""
+        a second per gigabyte, which that save would take otherwise."""
         tensors = self._to_write(state, layout or Layout())
         image = self._lay_out(tensors, layout or Layout())
         number = self._arena.take()
-        if number is not None:
-            try:
-                device = device_of(tensors.values())
-                self._arena.memory(number, wanted_bytes=image.data_bytes, device=device)
-            finally:
-                self._arena.give_back(number)
+        if number is None:
+            return
+        with _ahead():
+            device = device_of(tensors.values())
+            self._arena.memory(number, wanted_bytes=image.data_bytes, device=device)
+        self._arena.give_back(number)
 
     def save(
         self,
@@ -318,6 +320,14 @@ class Engine:
         gone = tuple(entry.step for entry in entries if entry.step not in kept)
         if gone:
             self._delivery.remove(gone)
+
+
+@contextmanager
+def _ahead() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, MemoryError) as error:
+        _logger.warning("checkpoints could not be prepared for, and may fail: %s", error)
 
 
 def _standing_still(
