@@ -120,6 +120,7 @@ class Limits:
 
 
 def measure(system: System, loop: Loop, step: int, limits: Limits) -> Reading:
+    system.tidy()
     loop.finish()
     started_s = time.perf_counter()
     system.save(step, loop.state)
@@ -140,6 +141,7 @@ def measure(system: System, loop: Loop, step: int, limits: Limits) -> Reading:
     if isinstance(system, Everstep):
         waited_s = float(system.last["stall_seconds"])
 
+    system.tidy()
     started_s = time.perf_counter()
     system.save(step + 1, loop.state)
     system.before_update()
