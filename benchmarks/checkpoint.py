@@ -5,8 +5,8 @@
 An emulated training loop: forward and backward compute for several times as long as a copy of the
 state takes, then every tensor is updated in place. All systems save the same state in turn, in one
 run. The limits are measured in the same run: a plain copy of the state into warm memory, and the
-fastest of two plain ways to put as many bytes on this disk. All cores but one compute. Exits 1 when
-a bar is missed.
+fastest of two plain ways to put as many bytes on this disk. All cores but one compute. Progress is
+told on stderr. Exits 1 when a bar is missed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class Reading:
     """From the call, with nothing else running."""
     copy_limit_s: float
     disk_limit_s: float
-    """Measured in the same round: the machine's speed changes from minute to minute."""
+    """Measured at the start of the round, right before ours: the machine's speed changes from
+    minute to minute."""
 
 
 class Loop:
@@ -109,9 +110,17 @@ class Loop:
         return time.perf_counter() - started_s
 
 
-def measure(
-    system: System, loop: Loop, step: int, *, step_s: float, copy_s: float, disk_s: float
-) -> Reading:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a round is held against. Seconds."""
+
+    step_s: float
+    copy_s: float
+    disk_s: float
+
+
+def measure(system: System, loop: Loop, step: int, limits: Limits) -> Reading:
+    system.tidy()
     loop.finish()
     started_s = time.perf_counter()
     system.save(step, loop.state)
@@ -126,12 +135,13 @@ def measure(
     ready_s = time.perf_counter()
     loop.update()
     loop.finish()
-    slowdown_s = time.perf_counter() - started_s - step_s
+    slowdown_s = time.perf_counter() - started_s - limits.step_s
     system.durable_at_s()
     waited_s = called_s - started_s + ready_s - waiting_s
     if isinstance(system, Everstep):
         waited_s = float(system.last["stall_seconds"])
 
+    system.tidy()
     started_s = time.perf_counter()
     system.save(step + 1, loop.state)
     system.before_update()
@@ -143,8 +153,8 @@ def measure(
         slowdown_s=slowdown_s,
         plain_s=plain_s,
         durable_s=durable_at_s - started_s,
-        copy_limit_s=copy_s,
-        disk_limit_s=disk_s,
+        copy_limit_s=limits.copy_s,
+        disk_limit_s=limits.disk_s,
     )
 
 
@@ -220,17 +230,17 @@ class Restoring:
     warm_s: float
 
 
-def restoring(system: System, loop: Loop) -> Restoring:
+def restoring(system: System, loop: Loop, *, num_rounds: int) -> Restoring:
     left_s = loop.seconds_of(lambda: system.load(loop.state))
     cold = []
-    for _ in range(3):
+    for _ in range(num_rounds):
         forget(system.files())
         cold.append(loop.seconds_of(lambda: system.load(loop.state)))
     for path in system.files():
         with path.open("rb", buffering=0) as file:
             while file.read(8 << 20):
                 pass
-    warm = [loop.seconds_of(lambda: system.load(loop.state)) for _ in range(4)]
+    warm = [loop.seconds_of(lambda: system.load(loop.state)) for _ in range(num_rounds)]
     return Restoring(left_s=left_s, cold_s=min(cold), warm_s=min(warm))
 
 
@@ -260,30 +270,14 @@ def _run(arguments: argparse.Namespace, directory: Path) -> int:
     copy_limit = CopyLimit(loop)
     loop.calibrate(COMPUTE_PER_COPY * copy_limit.seconds())
     systems: list[System] = [
-        Everstep(directory / "everstep", size_bytes, device=arguments.device),
+        Everstep(directory / "everstep", loop.state),
         *stock_systems(directory, device=arguments.device),
     ]
-    readings: dict[str, list[Reading]] = {system.name: [] for system in systems}
-    for number in range(arguments.rounds + 1):
-        for system in list(systems):
-            limits = {
-                "step_s": median(loop.seconds_of(loop.step) for _ in range(3)),
-                "copy_s": copy_limit.seconds(),
-                "disk_s": disk_seconds(directory, size_bytes),
-            }
-            try:
-                reading = measure(system, loop, 2 * number, **limits)
-            except Exception as error:
-                if isinstance(system, Everstep):
-                    raise
-                # Not all of torch's settings work in all of its versions.
-                print(f"left out: {system.name}: {type(error).__name__}: {error}", flush=True)
-                systems.remove(system)
-                del readings[system.name]
-                continue
-            if number:  # The first one allocates.
-                readings[system.name].append(reading)
-    restores = {system.name: restoring(system, loop) for system in systems}
+    readings = _readings(systems, loop, directory, copy_limit, num_rounds=arguments.rounds)
+    restores = {}
+    for system in systems:
+        restores[system.name] = restoring(system, loop, num_rounds=arguments.rounds)
+        _progress(f"restore, {system.name}: {restores[system.name].warm_s:.3f} s")
     for system in systems:
         system.close()
     print(
@@ -301,6 +295,45 @@ def _run(arguments: argparse.Namespace, directory: Path) -> int:
     )
     _print_table(readings, restores)
     return _judge(readings["everstep"], restores)
+
+
+def _readings(
+    systems: list[System],
+    loop: Loop,
+    directory: Path,
+    copy_limit: CopyLimit,
+    *,
+    num_rounds: int,
+) -> dict[str, list[Reading]]:
+    """By system. One that does not work here is taken out of `systems`."""
+    readings: dict[str, list[Reading]] = {system.name: [] for system in systems}
+    for number in range(num_rounds + 1):
+        # Once per round: with a few gigabytes the disk is what a run waits for.
+        limits = Limits(
+            step_s=median(loop.seconds_of(loop.step) for _ in range(3)),
+            copy_s=copy_limit.seconds(),
+            disk_s=disk_seconds(directory, loop.size_bytes),
+        )
+        _progress(f"round {number} of {num_rounds}: {limits}")
+        for system in list(systems):
+            try:
+                reading = measure(system, loop, 2 * number, limits)
+            except Exception as error:
+                if isinstance(system, Everstep):
+                    raise
+                # Not all of torch's settings work in all of its versions.
+                print(f"left out: {system.name}: {type(error).__name__}: {error}", flush=True)
+                systems.remove(system)
+                del readings[system.name]
+                continue
+            _progress(f"round {number} of {num_rounds}, {system.name}: {reading.durable_s:.3f} s")
+            if number:  # The first one allocates.
+                readings[system.name].append(reading)
+    return readings
+
+
+def _progress(what: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
 
 
 def _print_table(readings: dict[str, list[Reading]], restores: dict[str, Restoring]) -> None:

@@ -35,6 +35,10 @@ warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 class System(Protocol):
     name: str
 
+    def tidy(self) -> None:
+        """Frees what is older than the newest save, or all; not timed. Where a file system takes
+        long for that, what is measured would be that."""
+
     def save(self, step: int, state: State) -> None:
         """Returns when forward and backward may run."""
 
@@ -55,14 +59,22 @@ class System(Protocol):
 class Everstep:
     name = "everstep"
 
-    def __init__(self, directory: Path, size_bytes: int, *, device: str) -> None:
+    def __init__(self, directory: Path, state: State) -> None:
         self._directory = directory
+        size_bytes = sum(tensor.nbytes for tensor in state.values())
         settings = EngineSettings(max_slot_bytes=size_bytes)
         self.engine = Engine(directory, settings=settings, keep=_OnlyNewest())
-        on_device = None if device == "cpu" else torch.device(device)
-        self.engine.prepare(size_bytes, device=on_device)
+        self.engine.start_writer()
+        self.engine.prepare(FlatState(tensors=state))
         self._started_s = 0.0
         self.last: Mapping[str, Any] = {}
+
+    def tidy(self) -> None:
+        """Its writer does it by itself, behind a save."""
+        deadline_s = time.monotonic() + WAIT_S
+        while len(list(self._directory.glob("*"))) > 2:  # the newest save and the lock
+            assert time.monotonic() < deadline_s, f"{WAIT_S} s and {self._directory} is not tidy"
+            time.sleep(0.05)
 
     def save(self, step: int, state: State) -> None:
         self._started_s = time.perf_counter()
@@ -101,6 +113,9 @@ class TorchSave:
         self._path = directory / "state.pt"
         self._ended_s = 0.0
 
+    def tidy(self) -> None:
+        self._path.unlink(missing_ok=True)
+
     def save(self, step: int, state: State) -> None:  # noqa: ARG002
         with self._path.open("wb") as file:
             torch.save(state, file)
@@ -138,8 +153,10 @@ class Dcp:
         self._staged: Future[Any] | None = None
         self._done: Future[Any] | None = None
 
-    def save(self, step: int, state: State) -> None:  # noqa: ARG002
+    def tidy(self) -> None:
         shutil.rmtree(self._directory, ignore_errors=True)
+
+    def save(self, step: int, state: State) -> None:  # noqa: ARG002
         writer = FileSystemWriter(self._directory, sync_files=True, thread_count=1)
         result = self._how(state, writer)
         self._staged = self._done = None

@@ -74,6 +74,7 @@ class OrderedWriter:
 
     def remove(self, *steps: int) -> None:
         self._writer.obey(Remove(steps=steps), None)
+        self._writer.wait_swept()
 
     def look_for_parts(self) -> None:
         self._writer.look_for_parts()

@@ -15,7 +15,8 @@ from states import state_of
 def save_and_die(pipe: Connection, directory: Path) -> None:
     """Dies by SIGKILL as soon as the writer has it all; the writer has not written a byte yet."""
     engine = Engine(directory, settings=EngineSettings(probe_bytes=0))
-    engine.prepare(1 << 20)
+    engine.start_writer()
+    engine.prepare(state_of(1))
     writer_pid = engine.writer_pid
     assert writer_pid is not None
     os.kill(writer_pid, signal.SIGSTOP)

@@ -112,7 +112,7 @@ class Fickle:
 
     def state_dict(self) -> dict[str, int]:
         self.num_asked += 1
-        if self.num_asked == 2:
+        if self.num_asked in (2, 3):  # when memory is made ready, and at the first checkpoint
             raise RuntimeError("not now")
         return {"asked": self.num_asked}
 
@@ -125,6 +125,26 @@ def test_a_thing_that_raises_when_saved_costs_that_checkpoint_only(tmp_path: Pat
     assert [event["step"] for event in events(saver, "checkpoint_failed")] == [4]
     assert "RuntimeError: not now" in events(saver, "checkpoint_failed")[0]["why"]
     assert [event["step"] for event in events(saver, "checkpoint")] == [8, 12]
+
+
+def test_the_memory_made_after_the_first_step_is_what_checkpoints_go_through(
+    tmp_path: Path,
+) -> None:
+    """It was made before that step, when an optimizer has no state yet: too small for any
+    checkpoint, so that the first one had to make it anew."""
+    model = model_of(200_000)
+    optimizer = torch.optim.AdamW(model.parameters())
+    saver = everstep.Autosave(
+        model=model, optimizer=optimizer, directory=tmp_path, policy=EverySteps(2), engine=QUICK
+    )
+    slots = []
+    for _, (inputs, _) in saver.steps(data(), total=4):
+        slots.append(dict(saver._saver._started_engine()._arena._slots))
+        model(inputs).sum().backward()
+        optimizer.step()
+    assert slots[0] == {}
+    assert slots[1][0].size_bytes > 3 * 4 * 200_000
+    assert slots[3][0] is slots[1][0]
 
 
 def test_what_can_never_be_saved_is_refused_before_training(tmp_path: Path) -> None:

@@ -20,6 +20,9 @@ from everstep.checkpoint.image import round_up
 from everstep.core.errors import ConfigError
 
 _PROBE_BYTES = 32 << 20
+_SPARE_BYTES = 1 << 20
+"""States grow a little (the losses that are kept with them): no reason to make a slot anew."""
+
 _PORTABLE = 1
 """cudaHostRegisterPortable: page-locked for all devices."""
 
@@ -112,7 +115,8 @@ class Arena:
                 return slot
             del self._slots[number]
             slot.close()
-        slot = self._slots[number] = make_slot(number, size_bytes, device=device)
+        with_spare = min(size_bytes + _SPARE_BYTES, max(size_bytes, self._max_slot_bytes))
+        slot = self._slots[number] = make_slot(number, with_spare, device=device)
         if not self.copy_bytes_per_s:
             self.copy_bytes_per_s = measure_copy(slot)
         return slot

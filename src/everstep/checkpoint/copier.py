@@ -26,6 +26,7 @@ import torch
 from everstep.checkpoint.arena import Arena, Slot
 from everstep.checkpoint.image import FileImage
 from everstep.checkpoint.pieces import Piece, Portion, batches_of, pieces_of, waves
+from everstep.checkpoint.raw import device_of
 
 DeviceEvent: TypeAlias = tuple[torch.device, torch.cuda.Event]
 
@@ -79,7 +80,7 @@ class Copy:
         if self._error is not None:
             raise self._error
 
-    def _work(self) -> bool:
+    def _work(self, *, has_pool: bool = False) -> bool:
         """Copies one batch; False when there is none to take."""
         with self._changed:
             if not self._batches:
@@ -87,7 +88,7 @@ class Copy:
             portion, batch = self._batches.popleft()
         try:
             for piece in batch:
-                piece.copy()
+                piece.copy(has_pool=has_pool)
         except Exception as error:  # noqa: BLE001 raised again on the copier's thread
             self._error = error
         with self._changed:
@@ -107,7 +108,7 @@ class Copy:
         """Called by the trainer, who helps meanwhile."""
         deadline_s = time.monotonic() + timeout_s
         while not self.released.is_set():
-            if self._work():
+            if self._work(has_pool=True):
                 continue
             with self._changed:
                 left_s = deadline_s - time.monotonic()
@@ -171,7 +172,7 @@ class Copier:
         for wave in waves(data_bytes, self._arena.slot_bytes(data_bytes)):
             if copy.own_slot is None:
                 copy.own_slot = self._receiver.next_slot()
-            device = next((t.device for t in copy.tensors.values() if t.is_cuda), None)
+            device = device_of(copy.tensors.values())
             slot = self._arena.memory(copy.own_slot, wanted_bytes=data_bytes, device=device)
             if device is not None:
                 self._copy_from_devices(copy, slot, wave)

@@ -15,7 +15,8 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -27,7 +28,7 @@ from everstep.checkpoint.copier import Copier, Copy, versions_of
 from everstep.checkpoint.delivery import Delivery, Outcome, Save
 from everstep.checkpoint.image import Content, FileImage, lay_out
 from everstep.checkpoint.layout import Layout, Part, names_to_write
-from everstep.checkpoint.raw import dtype_name
+from everstep.checkpoint.raw import device_of, dtype_name
 from everstep.checkpoint.remote_storage import RemoteFolder, is_url
 from everstep.checkpoint.retention import Entry, Retention
 from everstep.checkpoint.state import JSON, FlatState
@@ -124,14 +125,23 @@ class Engine:
         writer = self._delivery.writer
         return writer.pid if writer else None
 
-    def prepare(self, size_bytes: int, *, device: torch.device | None = None) -> None:
-        """Makes a slot and starts the writer ahead of the first save. Optional; takes about a
-        second per gigabyte. `device`: the state's, when it is not the processor."""
+    def start_writer(self) -> None:
+        """Ahead of the first save. Optional."""
+        with _ahead():
+            self._delivery.start_writer()
+
+    def prepare(self, state: FlatState, *, layout: Layout | None = None) -> None:
+        """Makes the memory for a copy of this state, ahead of the first save. Optional; takes about
+        a second per gigabyte, which that save would take otherwise."""
+        tensors = self._to_write(state, layout or Layout())
+        image = self._lay_out(tensors, layout or Layout())
         number = self._arena.take()
-        if number is not None:
-            self._arena.memory(number, wanted_bytes=size_bytes, device=device)
-            self._arena.give_back(number)
-        self._delivery.start_writer()
+        if number is None:
+            return
+        with _ahead():
+            device = device_of(tensors.values())
+            self._arena.memory(number, wanted_bytes=image.data_bytes, device=device)
+        self._arena.give_back(number)
 
     def save(
         self,
@@ -151,7 +161,7 @@ class Engine:
         """
         assert not self._is_closed, "the engine is closed"
         started_s = time.monotonic()
-        tensors = self._to_write(state, layout or Layout())
+        tensors = _standing_still(self._to_write(state, layout or Layout()), state.volatile)
         image = self._lay_out(tensors, layout or Layout())
         slot = self._arena.take(timeout_s=wait_s)
         if slot is None:
@@ -237,12 +247,7 @@ class Engine:
     def _to_write(self, state: FlatState, layout: Layout) -> dict[str, torch.Tensor]:
         sizes = {name: tensor.nbytes for name, tensor in state.tensors.items()}
         mine = names_to_write(sizes, part=self._part, layout=layout)
-        return {
-            # Cloned in the compute stream's order, before a forward pass can touch it.
-            name: tensor.clone() if name in state.volatile else tensor
-            for name, tensor in state.tensors.items()
-            if name in mine
-        }
+        return {name: tensor for name, tensor in state.tensors.items() if name in mine}
 
     def _lay_out(self, tensors: Mapping[str, torch.Tensor], layout: Layout) -> FileImage:
         contents = [
@@ -315,3 +320,18 @@ class Engine:
         gone = tuple(entry.step for entry in entries if entry.step not in kept)
         if gone:
             self._delivery.remove(gone)
+
+
+@contextmanager
+def _ahead() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, MemoryError) as error:
+        _logger.warning("checkpoints could not be prepared for, and may fail: %s", error)
+
+
+def _standing_still(
+    tensors: Mapping[str, torch.Tensor], volatile: Collection[str]
+) -> dict[str, torch.Tensor]:
+    # Cloned in the compute stream's order, before a forward pass can touch it.
+    return {name: t.clone() if name in volatile else t for name, t in tensors.items()}

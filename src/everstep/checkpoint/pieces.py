@@ -73,11 +73,12 @@ class Piece:
     slot: Slot
     at: int
 
-    def copy(self) -> None:
+    def copy(self, *, has_pool: bool = False) -> None:
+        """`has_pool`: on the trainer's thread, whose pool of threads is idle while it waits."""
         source = self.source
         if not is_plain(source):
             source = source.resolve_conj().resolve_neg().contiguous()
-        if source.is_cuda:
+        if source.is_cuda or (has_pool and self.size_bytes > _SMALL_BYTES):
             wanted = bytes_of(source)[self.first : self.first + self.size_bytes]
             target = self.slot.memory[self.at : self.at + self.size_bytes]
             target.copy_(wanted, non_blocking=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 _NAMES = {
@@ -42,3 +44,8 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """The memory of a contiguous tensor, as uint8."""
     # Not reshape: a single element may be contiguous with a stride that `view` turns down.
     return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
+def device_of(tensors: Iterable[torch.Tensor]) -> torch.device | None:
+    """The CUDA device that memory for these is page-locked for; None: they need none."""
+    return next((tensor.device for tensor in tensors if tensor.is_cuda), None)

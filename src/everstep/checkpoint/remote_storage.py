@@ -202,6 +202,9 @@ class RemoteStorage:
         self._folder.remove(step, MANIFEST_FILE)
         self._folder.remove(step)
 
+    def sweep(self) -> None:
+        """Nothing is left: a store has no other place to move files to, so they went at once."""
+
     def clean(self) -> None:
         self._local.clean()
 

@@ -237,7 +237,7 @@ def newest(directory: str | Path) -> Found | None:
     Raises CheckpointCorrupt when there are some and none verifies: whether to begin anew is then
     the user's decision.
     """
-    return _first_good(directory, Found.verified)
+    return first_good(directory, Found.verified)
 
 
 def load_newest(
@@ -247,7 +247,7 @@ def load_newest(
     into: Mapping[str, torch.Tensor] | None = None,
 ) -> tuple[Found, FlatState] | None:
     """`newest` and its `read`, in one pass over the bytes."""
-    return _first_good(directory, lambda found: (found, found.read(names, into=into)))
+    return first_good(directory, lambda found: (found, found.read(names, into=into)))
 
 
 def checkpoints_in(directory: str | Path) -> Iterator[Path]:
@@ -257,7 +257,8 @@ def checkpoints_in(directory: str | Path) -> Iterator[Path]:
     return (Path(directory) / step_name(step) for step in steps_in(Path(directory)))
 
 
-def _first_good(directory: str | Path, use: Callable[[Found], _Result]) -> _Result | None:
+def first_good(directory: str | Path, use: Callable[[Found], _Result]) -> _Result | None:
+    """What `use` makes of the newest one for which it does not raise CheckpointCorrupt."""
     passed_over: list[PassedOver] = []
     for path in checkpoints_in(directory):
         seen = look_at(path)

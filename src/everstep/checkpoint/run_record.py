@@ -37,15 +37,16 @@ class RunRecord:
         self.rate = FailureRate()
         self.failures_per_second = self.rate.per_second(workers)
 
-    def begin(self) -> bool:
-        """Whether the run before this one ended without a word."""
+    def begin(self, *, is_first: bool = True) -> bool:
+        """Whether the run before this one ended without a word. `is_first`: there is none that
+        still runs and that this one only takes over from."""
         document = self._read()
         if "failures" in document:
             try:
                 self.rate = FailureRate.from_json(document)
             except ConfigError as error:
                 _logger.warning("%s cannot be used, failures are counted anew: %s", FILE, error)
-        has_failed = document.get("is_running") is True
+        has_failed = is_first and document.get("is_running") is True
         self._see(seconds=0.0, failures=int(has_failed))
         self._write(is_running=True)
         return has_failed

@@ -19,7 +19,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,19 +27,16 @@ from typing import Any
 from torch import Tensor
 
 from everstep.checkpoint.agreement import Wish, find_agreement
-from everstep.checkpoint.curve import LossHistory
 from everstep.checkpoint.engine import Engine, EngineSettings
 from everstep.checkpoint.finding import find_agreed
-from everstep.checkpoint.layout import Part
-from everstep.checkpoint.loss_log import LossLog
-from everstep.checkpoint.objectives import LostProgress
-from everstep.checkpoint.policy import Policy, Situation
-from everstep.checkpoint.progress import Kept, Progress
+from everstep.checkpoint.judgement import Judgement
+from everstep.checkpoint.layout import Layout, Part
+from everstep.checkpoint.policy import Policy
 from everstep.checkpoint.rank_state import RankState, Tree, compose, read_for_rank
 from everstep.checkpoint.restore import Found
 from everstep.checkpoint.retention import KeepLast, Retention
-from everstep.checkpoint.run_record import RunRecord, local_directory
 from everstep.checkpoint.signals import Signals
+from everstep.checkpoint.state import FlatState
 from everstep.checkpoint.subjects import Subjects, hook_updates
 from everstep.core.errors import WaitTimedOut
 
@@ -84,7 +81,6 @@ class Saver:
 
         self.events: deque[Mapping[str, object]] = deque(maxlen=EVENTS_KEPT)
         self._settings = settings
-        self._policy: Policy = settings.policy or LostProgress()
         self._agreement = find_agreement()
         self._subjects = Subjects(
             things,
@@ -92,19 +88,18 @@ class Saver:
             num_ranks=self._agreement.size,
             replicated=replicated,
         )
-        self._size_bytes = self._check_savable()
-        self._record = RunRecord(
-            local_directory(settings.directory),
+        self._check_savable()
+        self._judgement = Judgement(
+            settings.policy,
+            directory=settings.directory,
             workers=self._agreement.size,
-            is_writer=self._agreement.rank == 0,
+            is_recorder=self._agreement.rank == 0,
         )
-        self._history = LossHistory()
-        self._losses = LossLog(self._history)
-        self._progress = Progress()
         self._signals = Signals()
         self._engine: Engine | None = None
         self._remove_hooks: Callable[[], None] = lambda: None
         self._has_updated = False
+        self._is_prepared = False
         self._is_asked_for = False
         self._is_owed = False
         self._leaving: int | None = None
@@ -133,22 +128,20 @@ class Saver:
         state = read_for_rank(found, rank=self.rank, size=self._agreement.size)
         self._subjects.restore(state.shared, state.own, kinds=state.kinds, source=str(found.path))
         self.step = found.step
-        saver = state.extras["saver"]
-        self._progress = Progress(Kept(**saver["progress"]))
-        self._losses.load(saver["losses"])
-        self._progress.resumed(self.step, took_s=time.monotonic() - began_s)
-        self._tell_resumed(found)
+        took_s = time.monotonic() - began_s
+        self._judgement.resumed(state.extras["saver"], step=self.step, took_s=took_s)
+        self._tell_resumed(found, took_s)
         extras: Tree = state.extras["loop"]
         return extras
 
-    def _tell_resumed(self, found: Found) -> None:
+    def _tell_resumed(self, found: Found, took_s: float) -> None:
         passed_over = [{"path": str(each.path), "why": each.why} for each in found.passed_over]
         _logger.info("goes on after step %d, from %s", self.step, found.path)
         self._tell(
             "resumed",
             step=self.step,
             path=str(found.path),
-            seconds=self._progress.restore_s,
+            seconds=took_s,
             passed_over=passed_over,
         )
 
@@ -167,8 +160,9 @@ class Saver:
         `is_in_loop`: see `Signals`."""
         self._total_steps = total_steps
         self._loader_length = loader_length
-        if self._record.begin():
-            self._tell("failure_seen", failures=self._record.rate.failures)
+        record = self._judgement.record
+        if record.begin():
+            self._tell("failure_seen", failures=record.rate.failures)
         run = f"{self._agreement.share(uuid.uuid4().int >> 80):012x}"
         self._engine = Engine(
             self._settings.directory,
@@ -181,15 +175,9 @@ class Saver:
             before=None if is_told_of_updates else self.before_update,
             after=self._note_update,
         )
-        self._prepare(self._engine)
+        self._engine.start_writer()
         self._signals.start(is_in_loop)
-        self._progress.begin()
-
-    def _prepare(self, engine: Engine) -> None:
-        try:
-            engine.prepare(self._size_bytes)
-        except (OSError, MemoryError) as error:
-            _logger.warning("checkpoints could not be prepared for, and may fail: %s", error)
+        self._judgement.progress.begin()
 
     def before_update(self) -> None:
         """Returns when a copy that is under way no longer needs the parameters."""
@@ -198,7 +186,7 @@ class Saver:
     def report(self, loss: float | Tensor) -> None:
         """The loss of the step that is under way. Rank 0 decides, so its loss is enough."""
         if self.rank == 0:
-            self._losses.report(self.step, loss)
+            self._judgement.losses.report(self.step, loss)
 
     def step_done(self, extras: Callable[[], Tree], *, can_save: bool = True) -> None:
         """After every step. Returns at once, or when the signal that came has been dealt with.
@@ -208,12 +196,14 @@ class Saver:
         self.step += 1
         # Without an optimizer to hook, nothing else tells the engine that a step has gone by.
         self.before_update()
-        self._progress.step_done()
+        self._judgement.progress.step_done()
         self._take_events()
         agreed = self._agreement.agree(self._wish)
         self._is_owed |= agreed.should_save
         self._leaving = self._leaving or agreed.signal
         is_whole, self._has_updated = self._has_updated or not self._subjects.optimizers, False
+        if is_whole and not self._is_prepared:
+            self._prepare(extras)
         if not is_whole or not can_save:
             return
         if self._leaving is not None:
@@ -221,20 +211,27 @@ class Saver:
         elif self._is_owed:
             self.save(extras)
 
+    def _prepare(self, extras: Callable[[], Tree]) -> None:
+        """After the first update: before it, optimizers have not made their state."""
+        self._is_prepared = True
+        try:
+            state, layout = self._compose(extras)
+        except Exception as error:  # noqa: BLE001 what cannot be saved must not stop training
+            _logger.warning("checkpoints could not be prepared for, and may fail: %s", error)
+        else:
+            self._started_engine().prepare(state, layout=layout)
+
     def save(self, extras: Callable[[], Tree]) -> None:
         """Starts a checkpoint of the step just finished."""
         self._is_owed = self._is_asked_for = False
-        self._progress.saving(self.step)
+        self._judgement.progress.saving(self.step)
         try:
-            self._losses.read()
-            state, layout = compose(
-                self._capture(extras), rank=self.rank, size=self._agreement.size
-            )
-            volatile = state.tensors.keys() - self._subjects.still_names(state.tensors)
+            self._judgement.losses.read()
+            state, layout = self._compose(extras)
             has_begun = self._started_engine().save(
                 self.step,
-                replace(state, volatile=frozenset(volatile)),
-                about={"loss": self._losses.latest, "step": self.step},
+                state,
+                about={"loss": self._judgement.losses.latest, "step": self.step},
                 layout=layout,
             )
         except Exception as error:  # noqa: BLE001 what cannot be saved must not stop training
@@ -248,7 +245,8 @@ class Saver:
     def save_and_wait(self, extras: Callable[[], Tree]) -> None:
         """A checkpoint of the step just finished is on disk after this, or it was said why not."""
         self.wait()
-        is_there = self._progress.saved_step == self.step and not self._progress.has_failed
+        progress = self._judgement.progress
+        is_there = progress.saved_step == self.step and not progress.has_failed
         # A checkpoint is of all ranks or of none.
         if self._agreement.any(not is_there):
             self.save(extras)
@@ -264,7 +262,7 @@ class Saver:
 
     def end(self) -> None:
         """The run ends on purpose: whoever starts next will not count a failure."""
-        self._record.end()
+        self._judgement.record.end()
         self._agreement.close()
 
     def close(self) -> None:
@@ -279,7 +277,7 @@ class Saver:
     def _wish(self) -> Wish:
         is_busy = len(self._under_way) >= self._num_slots
         if self.rank == 0 and not self._is_owed and not self._is_asked_for:
-            self._is_asked_for = self._progress.should_ask() and self._is_due()
+            self._is_asked_for = self._is_due()
             if self._is_asked_for and is_busy:
                 self._tell_delayed()
         return Wish(
@@ -294,50 +292,43 @@ class Saver:
         self._tell("checkpoint_delayed", step=self.step, waits_for=steps)
 
     def _is_due(self) -> bool:
-        situation = Situation(
-            step=self.step,
-            steps_since=self.step - self._progress.saved_step,
-            seconds=self._progress.seconds,
-            seconds_since=self._progress.seconds - self._progress.saved_at_s,
-            costs=self._progress.costs(self._started_engine().costs),
-            failure_rate=self._record.failures_per_second,
+        return self._judgement.is_due(
+            self.step,
+            measured=self._started_engine().costs,
             total_steps=self._total_steps,
-            workers=self._agreement.size,
-            curve=self._history.curve(),
-            spent_s=self._progress.spent_s,
-            num_taken=self._progress.num_taken,
             loader_length=self._loader_length,
         )
-        with self._progress.asking():
-            return self._policy.is_due(situation)
 
     def _leave(self, number: int, extras: Callable[[], Tree]) -> None:
         self._leaving = None
         self._tell("signal", number=number, name=signal.Signals(number).name, step=self.step)
         self.save_and_wait(extras)
-        self._record.end()
+        self._judgement.record.end()
         self._signals.pass_on(number)
         # Whoever got it decided to go on.
-        self._record.note(0.0)
+        self._judgement.record.note(0.0)
 
     # What a checkpoint is made of.
 
+    def _compose(self, extras: Callable[[], Tree]) -> tuple[FlatState, Layout | None]:
+        state, layout = compose(self._capture(extras), rank=self.rank, size=self._agreement.size)
+        volatile = state.tensors.keys() - self._subjects.still_names(state.tensors)
+        return replace(state, volatile=frozenset(volatile)), layout
+
     def _capture(self, extras: Callable[[], Tree]) -> RankState:
         shared, own = self._subjects.capture()
-        saver = {"progress": asdict(self._progress.kept()), "losses": self._losses.to_tensor()}
         return RankState(
             shared=shared,
             own=own,
-            extras={"loop": extras(), "saver": saver},
+            extras={"loop": extras(), "saver": self._judgement.kept()},
             kinds=self._subjects.kinds(),
             private=self._subjects.private_names(),
         )
 
-    def _check_savable(self) -> int:
-        """What cannot be saved is said before training, not at the first checkpoint. Its size."""
+    def _check_savable(self) -> None:
+        """What cannot be saved is said before training, not at the first checkpoint."""
         shared, own = self._subjects.capture()
-        state, _ = compose(RankState(shared=shared, own=own, extras={}, kinds={}), rank=0, size=1)
-        return sum(tensor.nbytes for tensor in state.tensors.values())
+        compose(RankState(shared=shared, own=own, extras={}, kinds={}), rank=0, size=1)
 
     # Events.
 
@@ -347,12 +338,10 @@ class Saver:
     def _note_events(self, events: list[Mapping[str, object]]) -> None:
         for event in events:
             self.events.append({"time": time.time(), **event})
-            self._progress.note(event)
+            self._judgement.note(event)
             step = event["step"]
             assert isinstance(step, int)
             self._under_way.discard(step)
-            if event["event"] == "checkpoint":
-                self._record.note(self._progress.unrecorded_seconds())
 
     def _tell(self, event: str, **fields: object) -> None:
         self.events.append({"event": event, "time": time.time(), **fields})

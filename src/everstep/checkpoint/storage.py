@@ -2,6 +2,7 @@
 
     DIRECTORY/.step-000000042.RUN.partial/   while parts are written: looked at by nobody else
     DIRECTORY/step-000000042/                a checkpoint: shards and manifest.json
+    DIRECTORY/.step-000000042.X.removed/     on its way out
     DIRECTORY/.lock                          held while names change
 
 Every change of names happens under the lock, which dies with its holder. Invariant: a directory
@@ -14,6 +15,7 @@ import fcntl
 import os
 import re
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,7 +41,7 @@ from everstep.core.errors import WaitTimedOut
 LOCK_WITHIN_S = 60.0
 _STEP = re.compile(r"step-(\d{9,})")
 _PARTIAL = re.compile(r"\.step-(\d{9,})\.([\w-]*)\.partial")
-_REMOVED = re.compile(r"\.step-(\d{9,})\.removed")
+_REMOVED = re.compile(r"\.step-\d{9,}\.\w+\.removed")
 
 
 class Storage(Protocol):
@@ -63,7 +65,11 @@ class Storage(Protocol):
 
     def saved(self) -> list[Entry]: ...
 
-    def remove(self, step: int) -> None: ...
+    def remove(self, step: int) -> None:
+        """It is no checkpoint any more when this returns."""
+
+    def sweep(self) -> None:
+        """Frees what the removed ones took. On any thread; takes as long as it takes."""
 
     def clean(self) -> None:
         """Removes what dead writers left."""
@@ -196,14 +202,17 @@ class LocalStorage:
     def remove(self, step: int) -> None:
         with self.locked():
             path = self._directory / step_name(step)
-            removed = self._directory / f".{step_name(step)}.removed"
-            self._disk.remove_tree(removed)
             if path.exists():
                 # Out of sight first, so that nobody finds a checkpoint with half its files.
-                self._disk.rename(path, removed)
+                hidden = f".{step_name(step)}.{uuid.uuid4().hex[:12]}.removed"
+                self._disk.rename(path, self._directory / hidden)
                 self._disk.sync_directory(self._directory)
-                self._disk.remove_tree(removed)
         self._losses.pop(step, None)
+
+    def sweep(self) -> None:
+        for path in self._directory.glob(".step-*.removed"):
+            if _REMOVED.fullmatch(path.name):
+                self._disk.remove_tree(path)
 
     def clean(self) -> None:
         self._ensure()
@@ -211,9 +220,7 @@ class LocalStorage:
             for path in partials_in(self._directory):
                 if not is_being_written(path):
                     self._disk.remove_tree(path)
-            for path in self._directory.glob(".step-*.removed"):
-                if _REMOVED.fullmatch(path.name):
-                    self._disk.remove_tree(path)
+        self.sweep()
 
     def _ensure(self) -> None:
         if not self._directory.is_dir():

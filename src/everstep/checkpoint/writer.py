@@ -79,6 +79,8 @@ class Writer:
         self._slots = _Slots()
         self._jobs: dict[int, _Job] = {}
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="checksums")
+        # File systems take tenths of a second to free a gigabyte: no save waits for that.
+        self._sweeper = ThreadPoolExecutor(1, thread_name_prefix="sweeper")
         self._storage: Storage | None = None
         self._patience_s = 0.0
 
@@ -99,6 +101,10 @@ class Writer:
                     self._tell(SlotFree(slot=slot))
             case Remove(steps=steps):
                 self._remove(steps)
+
+    def wait_swept(self) -> None:
+        """Until what was removed takes no room any more."""
+        self._sweeper.submit(lambda: None).result()
 
     @property
     def is_waiting(self) -> bool:
@@ -211,6 +217,7 @@ class Writer:
         for step in steps:
             with contextlib.suppress(*_TROUBLE):  # It is asked for again after the next save.
                 self._storage.remove(step)
+        self._sweeper.submit(self._storage.sweep)
 
 
 class Reporter:
@@ -276,6 +283,7 @@ def serve(wire: Wire, *, trainer_pid: int) -> None:
     while writer.is_waiting:
         time.sleep(POLL_S)
         writer.look_for_parts()
+    writer.wait_swept()
 
 
 def _listen(wire: Wire, orders: queue.SimpleQueue[tuple[Order, int | None] | None]) -> None:

@@ -6,6 +6,7 @@ import logging
 import tempfile
 from pathlib import Path
 
+from everstep.checkpoint.run_record import local_directory
 from everstep.execute.data import PARTS, Fetcher
 from everstep.execute.replay import Piece
 from everstep.membership.messages import ClipMode, LogFacts
@@ -52,7 +53,7 @@ def _directory(job: Job) -> Path:
     if job.log.directory is not None:
         return Path(job.log.directory)
     if job.checkpoint is not None:
-        return Path(job.checkpoint.directory) / "log"
+        return local_directory(job.checkpoint.directory) / "log"
     return Path(tempfile.gettempdir()) / "everstep-log"
 
 
@@ -65,7 +66,7 @@ def rebuilder(holding: Holding, log: StageLog) -> Rebuilder:
         if checkpoint >= 0:
             assert job.checkpoint is not None, "only a job with checkpoints has saved one"
             for piece in built:
-                load_step(Path(job.checkpoint.directory), checkpoint, tree_of(piece))
+                load_step(job.checkpoint.directory, checkpoint, tree_of(piece))
         return built
 
     def fetcher(first: int, last: int) -> Fetcher | None:

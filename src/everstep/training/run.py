@@ -223,7 +223,7 @@ class Run:
             return
         self._is_save_wanted = False
         self._saver.asked(step)
-        if self._holding.me == self._lead(self._holding.me.stage):
+        if self._is_lead:
             self._saver.save(step, run=self._orders.save_name)
 
     def before_update(self) -> None:
@@ -241,7 +241,10 @@ class Run:
         if self._saver is None:
             return
         self._tell_saves()
-        is_due = self.is_reporter and self._saver.is_due(report.step, report.loss)
+        self._saver.step_done(report.step, report.loss)
+        if self._is_lead:
+            self._saver.prepare()
+        is_due = self.is_reporter and self._saver.is_due(report.step)
         if is_due and not self._is_save_wanted:
             self._is_save_wanted = True
             self._guide.want_save()
@@ -273,6 +276,10 @@ class Run:
     def _connected(self) -> Links:
         assert self._links is not None, "the run is closed"
         return self._links
+
+    @property
+    def _is_lead(self) -> bool:
+        return self._holding.me == self._lead(self._holding.me.stage)
 
     def _lead(self, stage: int) -> WorkerId:
         return self._orders.members_of(stage)[0]
@@ -354,7 +361,7 @@ class Run:
                 assert links.channels is not None
                 found = receive_state(links.channels, others)
             found |= holding.stage.module.state_dict()
-        elif holding.me == self._lead(holding.me.stage):
+        elif self._is_lead:
             assert links.channels is not None
             send_state(holding.stage.module, links.channels, to=reporter)
         # All leave together, so that nobody is more than one operation ahead of another.
@@ -422,6 +429,8 @@ class Run:
         self._guide.report_resumed(
             connect_s=connected_s - began_s, copy_s=self._clock.now_s() - connected_s
         )
+        if self._saver is not None:
+            self._saver.begin()
         self._executor = self._make_executor(orders, self._links)
         if self._is_over:
             self._guide.report_finished()

@@ -71,7 +71,7 @@ def _train_together(job: Job, steps: int, context: WorkerContext) -> Run:
     points.stand_at(me)
     holding = hold(job, me=me, replicas=place.replicas, num_stages=place.stages)
     guide: Guide = CoordinatorGuide(client, me=me)
-    saver = _saver(holding, steps)
+    saver = _saver(holding, steps, is_beginning=place.is_beginning)
     saved = saver.newest_whole() if saver is not None and place.is_beginning else None
     client.send(m.Ready(_facts(job, steps, holding), saved))
     log = stage_log(holding)
@@ -104,7 +104,7 @@ def _facts(job: Job, steps: int, holding: Holding) -> m.JobFacts:
     )
 
 
-def _saver(holding: Holding, steps: int) -> StageSaver | None:
+def _saver(holding: Holding, steps: int, *, is_beginning: bool = True) -> StageSaver | None:
     if holding.job.checkpoint is None:
         return None
     stage, update = holding.stage, holding.update
@@ -114,6 +114,7 @@ def _saver(holding: Holding, steps: int) -> StageSaver | None:
         part=(stage.index, stage.num_stages),
         total_steps=steps,
         num_workers=holding.replicas * stage.num_stages,
+        is_beginning=is_beginning,
     )
 
 

@@ -1,0 +1,120 @@
+"""Bugs of checkpoints in everstep's own jobs, found by reading. One worker, its real writer."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+
+import everstep
+from everstep.checkpoint.engine import EngineSettings
+from everstep.checkpoint.policy import Policy, Situation
+from everstep.checkpoint.run_record import RunRecord
+from everstep.training.run import Run
+
+STEPS = 40
+
+
+class Numbers:
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.full((3,), index / 12), torch.tensor([1.0])
+
+
+@dataclass(slots=True)
+class Watching:
+    """Saves every tenth step and notes what it was shown."""
+
+    seen: list[Situation] = field(default_factory=list)
+
+    def is_due(self, situation: Situation) -> bool:
+        self.seen.append(situation)
+        return situation.step % 10 == 0
+
+
+def begin(directory: str | Path, *, steps: int, policy: Policy) -> Run:
+    settings = EngineSettings(probe_bytes=0)
+    job = everstep.Job(
+        model=lambda: torch.nn.Linear(3, 1),
+        loss=torch.nn.functional.mse_loss,
+        optimizer=lambda params: torch.optim.AdamW(params, lr=0.05),
+        dataset=Numbers(),
+        batch_size=4,
+        microbatches=2,
+        checkpoint=everstep.Checkpoints(directory=directory, policy=policy, engine=settings),
+    )
+    return everstep.train(job, steps=steps)
+
+
+def train(directory: str | Path, *, steps: int) -> tuple[list[int], list[Situation]]:
+    policy = Watching()
+    run = begin(directory, steps=steps, policy=policy)
+    indices = [step.index for step in run]
+    run.close()
+    return indices, policy.seen
+
+
+def test_a_job_that_was_restored_counts_from_its_checkpoint_on(tmp_path: Path) -> None:
+    """The policy was told that all steps of the job, and no second of it, lay behind the last
+    checkpoint: it saved at once, and priced a loss at the whole job."""
+    _, before = train(tmp_path, steps=STEPS)
+    indices, after = train(tmp_path, steps=STEPS + 5)
+    assert indices == list(range(STEPS, STEPS + 5))
+    assert [each.steps_since for each in after] == [1, 2, 3, 4, 5]
+    assert after[0].seconds > before[-1].seconds
+    assert after[0].num_taken >= before[-1].num_taken
+    assert after[0].costs.restore_s > 0
+
+
+def test_the_losses_before_a_restore_are_not_forgotten(tmp_path: Path) -> None:
+    """Only plain loops kept them: a live job that was restored late had no curve for long."""
+    _, before = train(tmp_path, steps=STEPS)
+    assert before[-1].curve is not None
+    _, after = train(tmp_path, steps=STEPS + 2)
+    assert after[0].curve is not None
+
+
+def test_checkpoints_at_a_url_are_found_there_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The URL was taken for a path: the job saved into a directory `file:` of where it was
+    started, on each machine its own."""
+    staging = tmp_path / "staging"
+    staging.mkdir()
+    monkeypatch.setenv("TMPDIR", str(staging))
+    monkeypatch.setattr(tempfile, "tempdir", str(staging))
+    monkeypatch.chdir(tmp_path)
+    url = f"file://{tmp_path / 'store'}"
+    train(url, steps=12)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["staging", "store"]
+    assert (tmp_path / "store" / "step-000000011" / "manifest.json").exists()
+    indices, _ = train(url, steps=14)
+    assert indices == [12, 13]
+
+
+def test_the_memory_for_copies_is_there_before_the_first_of_them(tmp_path: Path) -> None:
+    """It was made inside the first save, whose cost was then taken for that of all others."""
+    run = begin(tmp_path, steps=12, policy=Watching())
+    next(run)
+    assert run._saver is not None
+    arena = run._saver._started_engine()._arena
+    slot = arena._slots[0]
+    assert [step.index for step in run] == list(range(1, 12))
+    assert arena._slots[0] is slot
+    run.close()
+
+
+def test_whoever_takes_over_from_a_lost_reporter_counts_no_failure(tmp_path: Path) -> None:
+    """The record said that a run was going on, which it was: each reporter that was lost counted
+    as a failure that costs the work since the last checkpoint, and it cost none."""
+    record = RunRecord(tmp_path, workers=4, is_writer=True)
+    assert not record.begin()
+    successor = RunRecord(tmp_path, workers=4, is_writer=True)
+    assert not successor.begin(is_first=False)
+    assert successor.rate.failures == 0
+    assert RunRecord(tmp_path, workers=4, is_writer=True).begin()
