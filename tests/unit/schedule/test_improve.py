@@ -38,7 +38,7 @@ def with_losses(shape: tuple[int, int, int], num_lost: int, *, seed: int) -> Pro
 def test_few_micro_batches_and_several_losses_are_planned_near_the_bound(
     shape: tuple[int, int, int], num_lost: int, seed: int, bound: int
 ) -> None:
-    """Draws of routes and rules left these 3 slots above the bound for 20 s and more: one or two
+    """Draws of routes and rules left these 3 slots above the bound after a second: a few
     workers of stage 0 were late, and the period alone does not say which, nor for what they wait.
     """
     question = with_losses(shape, num_lost, seed=seed)
