@@ -160,8 +160,8 @@ def test_the_same_trace_gives_the_same_account(name: str, data: st.DataObject) -
 
 
 def test_live_and_simulated_decisions_are_the_same_objects() -> None:
+    from everstep.checkpoint import judgement, saver
     from everstep.checkpoint import run_record as live_record
-    from everstep.checkpoint import saver
     from everstep.training import coordinating
     from everstep.training import saving as live_saving
 
@@ -169,8 +169,10 @@ def test_live_and_simulated_decisions_are_the_same_objects() -> None:
         assert vars(module)["decide_recovery"] is decide.decide_recovery
         assert vars(module)["decide_normalization"] is normalize.decide_normalization
     assert vars(periods)["plan"] is vars(coordinating)["plan"] is plan
-    for module in (everstep_system, live_saving, saver):
+    for module in (everstep_system, judgement):
         assert vars(module)["LostProgress"] is objectives.LostProgress
+    for module in (live_saving, saver):
+        assert vars(module)["Judgement"] is judgement.Judgement
     for module in (sim_saving, live_record):
         assert vars(module)["FailureRate"] is failure_rate.FailureRate
     assert {type(policy) for policy in sim_saving.POLICIES.values()} == {
