@@ -12,7 +12,7 @@ How a generation ends:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from everstep.core.errors import ProtocolBroken
 from everstep.core.ids import WorkerId
@@ -37,6 +37,15 @@ from everstep.membership.wording import who
 
 FRUITLESS_LIMIT = 5
 """Changes of generation without a step in between, because of channels that broke for no loss."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Way:
+    """How the next generation begins."""
+
+    decision: Recovery
+    live: Mapping[WorkerId, Worker]
+    replays: tuple[m.Replay, ...] = ()
 
 
 class Generations:
@@ -190,36 +199,17 @@ class Generations:
         """Starts the next generation with the workers that wait, from where they can all go on."""
         books = self._books
         waiting = {p: w for p, w in books.roster.placed().items() if w.state is State.STANDBY}
-        live = waiting
-        if books.halting is not None:
-            # New workers come in at a boundary only: the scripts of those who were interrupted may
-            # be in the middle of something that a new one's will not take part in.
-            live = {p: w for p, w in waiting.items() if w.finished_step is not None}
-        restored = restore_newest(books, live) if books.is_beginning else None
-        decision = self._decide(
-            survivors(live.values()), shape=books.shape, open_step=books.ledger.open_step
-        )
-        replays: tuple[m.Replay, ...] = ()
-        if isinstance(decision, Hopeless):
-            rebuild = self._rebuilding.look(live, waiting, now_s)
-            if isinstance(rebuild, NotYet):
-                return
-            if isinstance(rebuild, NoReplay):
-                self._give_up(decision, why_no_replay=rebuild.reason)
-                return
-            holders, live = live, dict(sorted({**live, **rebuild.workers}.items()))
-            decision = self._decide(
-                survivors(live.values()),
-                shape=books.shape,
-                open_step=books.ledger.open_step,
-                rebuilt=rebuild.stages,
-            )
-            assert isinstance(decision, Recovery), "every other stage is held by somebody"
-            planned = self._rebuilding.plan(rebuild, holders, last_step=decision.finished_step)
-            if isinstance(planned, NoReplay):
-                self._give_up(_lost(rebuild.stages), why_no_replay=planned.reason)
-                return
-            replays = planned
+        # New workers come in at a boundary only: the scripts of those who were interrupted may be in
+        # the middle of something that a new one's will not take part in.
+        is_at_boundary = books.halting is None
+        candidates = {
+            p: w for p, w in waiting.items() if is_at_boundary or w.finished_step is not None
+        }
+        restored = restore_newest(books, candidates) if books.is_beginning else None
+        way = self._find_way(candidates, waiting, now_s)
+        if way is None:
+            return
+        decision, live = way.decision, way.live
         if restored is not None:
             decision = replace(
                 decision,
@@ -228,15 +218,48 @@ class Generations:
             )
         is_rolled_forward = decision.finished_step == books.ledger.open_step
         result = books.ledger.result() if is_rolled_forward else None
-        redo = self._settle(decision, live, replays, now_s) or redo
+        redo = self._settle(decision, live, way.replays, now_s) or redo
         self._begin(decision, live, now_s, why=why)
         if len(live) < len(waiting) and not books.has_all_steps():
             books.boundary = decision.finished_step
         for worker in live.values():
             worker.move(Happening.RESUMED)
-            resume = self._resume(worker, decision, replays, redo=redo, result=result)
+            resume = self._resume(worker, decision, way.replays, redo=redo, result=result)
             books.send(worker.uid, resume)
             worker.owed_redo = worker.owed_restore = None
+
+    def _find_way(
+        self, live: Mapping[WorkerId, Worker], waiting: Mapping[WorkerId, Worker], now_s: float
+    ) -> _Way | None:
+        """How all get to one step; None when they wait for somebody, or all begin again."""
+        decision = self._decide_for(live)
+        if isinstance(decision, Recovery):
+            return _Way(decision=decision, live=live)
+        rebuild = self._rebuilding.look(live, waiting, now_s)
+        if isinstance(rebuild, NotYet):
+            return None
+        if isinstance(rebuild, NoReplay):
+            self._give_up(decision, why_no_replay=rebuild.reason)
+            return None
+        everybody = dict(sorted({**live, **rebuild.workers}.items()))
+        recovery = self._decide_for(everybody, rebuilt=rebuild.stages)
+        assert isinstance(recovery, Recovery), "every other stage is held by somebody"
+        replays = self._rebuilding.plan(rebuild, live, last_step=recovery.finished_step)
+        if isinstance(replays, NoReplay):
+            self._give_up(decision, why_no_replay=replays.reason)
+            return None
+        return _Way(decision=recovery, live=everybody, replays=replays)
+
+    def _decide_for(
+        self, live: Mapping[WorkerId, Worker], *, rebuilt: frozenset[int] = frozenset()
+    ) -> Recovery | Hopeless:
+        books = self._books
+        return self._decide(
+            survivors(live.values()),
+            shape=books.shape,
+            open_step=books.ledger.open_step,
+            rebuilt=rebuilt,
+        )
 
     def _give_up(self, decision: Hopeless, *, why_no_replay: str) -> None:
         """A stage's state is gone. When all steps are done, some may have left with it in peace;
@@ -337,8 +360,3 @@ class Generations:
             outage.resumed_s = now_s
             outage.connect_s = max(outage.connect_s, message.connect_s)
             outage.copy_s = max(outage.copy_s, message.copy_s)
-
-
-def _lost(stages: frozenset[int]) -> Hopeless:
-    stage = min(stages)
-    return Hopeless(stage=stage, reason=f"stage {stage} has no live worker left")
