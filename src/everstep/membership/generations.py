@@ -199,8 +199,8 @@ class Generations:
         """Starts the next generation with the workers that wait, from where they can all go on."""
         books = self._books
         waiting = {p: w for p, w in books.roster.placed().items() if w.state is State.STANDBY}
-        # New workers come in at a boundary only: the scripts of those who were interrupted may be in
-        # the middle of something that a new one's will not take part in.
+        # New workers come in at a boundary only: the scripts of those who were interrupted may be
+        # in the middle of something that a new one's will not take part in.
         is_at_boundary = books.halting is None
         candidates = {
             p: w for p, w in waiting.items() if is_at_boundary or w.finished_step is not None
