@@ -68,6 +68,10 @@ class Events:
             time.sleep(0.005)
         raise SystemExit(f"nothing came in {timeout_s} s; last event: {self.all[-1:]}")
 
+    def lost(self) -> list[str]:
+        """The places that are empty in the newest generation."""
+        return next(e["lost"] for e in reversed(self.all) if e["event"] == "generation")
+
     def pids(self) -> dict[tuple[int, int], int]:
         """Of the live workers, by place."""
         live: dict[tuple[int, int], int] = {}
@@ -138,9 +142,8 @@ def measure_outages(num_kills: int, *, seed: int) -> tuple[list[Outage], float]:
                 )
             )
             say(f"kill {len(outages)} of {place}: {outages[-1].seconds:.3f} s")
-            events.wait(
-                lambda e: e["event"] == "generation" and not e["lost"], timeout_s=60
-            )  # the replacement has joined
+            if events.lost():  # else the replacement joined before the first step was done
+                events.wait(lambda e: e["event"] == "generation" and not e["lost"], timeout_s=60)
         steps = [e["seconds"] for e in events.all if e["event"] == "step"]
     return outages, median(steps)
 

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from everstep.core.events import Event
+from everstep.core.sizes import render_bytes
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -126,6 +127,17 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
     "restarting": lambda e: (
         f"{e['reason']}: all workers are started again and load the newest checkpoint"
     ),
+    "protection": lambda e: f"a lost stage comes back from: {_protection(e['stages'])}",
+    "awaiting": lambda e: f"{_stages(e['stages'])} lost: the others wait for a new worker",
+    "rebuilding": lambda e: (
+        f"rebuilding {_stages(e['stages'])}: steps {e['checkpoint'] + 1} to {e['last_step']} are"
+        f" replayed from the logs by {len(e['replayers'])} workers"
+    ),
+    "rebuilt": lambda e: f"worker {e['replica']}:{e['stage']} has the state of step {e['step']}",
+    "logging": lambda e: (
+        f"logs take {render_bytes(e['bytes'])} from one checkpoint to the next;"
+        f" {_boundaries(e['unlogged'])}"
+    ),
     "restored": lambda e: f"goes on after step {e['step']}, from its checkpoint",
     "checkpoint_failed": lambda e: f"no checkpoint of step {e['step']}: {e['why']}",
     "moving": lambda e: f"worker {e['replica']}:{e['stage']} moves to {e['to']}: {e['reason']}",
@@ -139,3 +151,26 @@ def _plan(fields: dict[str, Any]) -> str:
     if fields["unit"] == "seconds":
         return f"period {period * 1e3:.1f} ms (bound {bound * 1e3:.1f} ms)"
     return f"period {period:g} {fields['unit']} (bound {bound:g})"
+
+
+def _protection(by_stage: dict[str, list[str]]) -> str:
+    """`copies, checkpoint`, or stage by stage where they differ."""
+    means = [", ".join(each) or "nothing (its loss ends the job)" for each in by_stage.values()]
+    if len(set(means)) == 1:
+        return means[0]
+    return "; ".join(f"stage {stage}: {each}" for stage, each in zip(by_stage, means, strict=True))
+
+
+def _stages(stages: list[int]) -> str:
+    if len(stages) == 1:
+        return f"stage {stages[0]}"
+    return f"stages {', '.join(map(str, stages))}"
+
+
+def _boundaries(boundaries: list[int]) -> str:
+    pairs = (f"{boundary}-{boundary + 1}" for boundary in boundaries)
+    return (
+        f"between stages {', '.join(pairs)} nothing is logged"
+        if boundaries
+        else "every boundary is logged"
+    )

@@ -37,6 +37,10 @@ Scorer = Callable[[Any, Any], Any]
 
 OnReady = Callable[[Parameter], None]
 
+BUCKET_BYTES = {"cpu": 4 << 20}
+"""By device. On a processor the sums are slow, and the last bucket's begins when W ends: nothing
+hides it, so it should be small."""
+
 
 class Result(NamedTuple):
     """What the last stage found for one micro-batch."""
@@ -86,14 +90,17 @@ class Stage:
         precision: Literal["bf16"] | None = None,
         seed: int = 0,
         device: torch.device | str = "cpu",
-        bucket_bytes: int = 25 << 20,
+        bucket_bytes: int | None = None,
     ) -> None:
         self.index = index
         self.num_stages = num_stages
         self.device = torch.device(device)
         self.module = module
         self.module.module.to(self.device)
-        self.buckets = GradientBuckets(module.module.parameters(), bucket_bytes=bucket_bytes)
+        self.buckets = GradientBuckets(
+            module.module.parameters(),
+            bucket_bytes=bucket_bytes or BUCKET_BYTES.get(self.device.type, 25 << 20),
+        )
         self._weights = nodes_of(self.buckets.params)
         self._loss = loss
         self._metrics = dict(metrics or {})

@@ -19,6 +19,7 @@ from everstep.core.ids import WorkerId
 from everstep.membership import messages as m
 from everstep.membership.books import Books
 from everstep.membership.progress import Progress
+from everstep.membership.protection import protection
 from everstep.membership.rebuilding import NoReplay, NotYet, Rebuilding
 from everstep.membership.recovering import Decide, Hopeless, Recovery, Rung
 from everstep.membership.regrouping import (
@@ -279,6 +280,8 @@ class Generations:
     ) -> None:
         books = self._books
         assert books.job is not None
+        if books.is_beginning:
+            books.emit("protection", stages=protection(books.job, live))
         books.generation += 1
         books.is_beginning = False
         books.halting = books.boundary = None

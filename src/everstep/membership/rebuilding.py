@@ -61,6 +61,37 @@ class PlanReplay(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LogRequest:
+    stages: tuple[m.StageProfile, ...]
+    """Measured, with the bytes they send in a step."""
+
+    num_microbatches: int
+    """Of a whole step."""
+
+    num_workers: int
+    interval_steps: int
+    """From one checkpoint to the next."""
+
+    log: m.LogFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogChoice:
+    unlogged: tuple[int, ...]
+    """Boundaries that need no log, because the stages on both sides are replayed together."""
+
+    bytes: int
+    """That all logs hold when they are longest."""
+
+    expected_s: float
+    """Of a recovery."""
+
+
+class ChooseLogs(Protocol):
+    def __call__(self, request: LogRequest) -> LogChoice: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rebuild:
     """The new workers get their states by `replays`."""
 
@@ -77,13 +108,21 @@ Look: TypeAlias = Rebuild | NotYet | NoReplay
 
 
 class Rebuilding:
-    def __init__(self, books: Books, replacements: Replacements, plan: PlanReplay | None) -> None:
+    def __init__(
+        self,
+        books: Books,
+        replacements: Replacements,
+        plan: PlanReplay | None,
+        choose: ChooseLogs | None,
+    ) -> None:
         self._books = books
         self._replacements = replacements
         self._plan = plan
+        self._choose = choose
         self._waits_since_s: float | None = None
         self._num_failed = 0
         self._why_failed = ""
+        self._is_chosen = False
 
     def look(
         self, live: Mapping[WorkerId, Worker], waiting: Mapping[WorkerId, Worker], now_s: float
@@ -154,6 +193,46 @@ class Rebuilding:
             for replay in planned:
                 books.emit("rebuilding", **_fields(replay))
         return planned
+
+    def durable(self, step: int) -> None:
+        """The checkpoint of `step` is whole on disk: only now is what was logged before it of no
+        use, because a stage would begin with this one."""
+        books = self._books
+        interval_steps = step - books.durable_step
+        books.durable_step = max(books.durable_step, step)
+        if books.job is None or books.job.log is None:
+            return
+        for worker in books.roster.here():
+            books.send(worker.uid, m.Durable(books.durable_step))
+        if self._choose is not None and books.plans.durations is not None and interval_steps > 0:
+            self._choose_logs(self._choose, books.job.log, interval_steps)
+
+    def _choose_logs(self, choose: ChooseLogs, log: m.LogFacts, interval_steps: int) -> None:
+        books = self._books
+        assert books.job is not None
+        assert books.plans.durations is not None
+        choice = choose(
+            LogRequest(
+                stages=books.plans.durations,
+                num_microbatches=books.shape.replicas * books.job.microbatches,
+                num_workers=books.shape.num_workers,
+                interval_steps=interval_steps,
+                log=log,
+            )
+        )
+        if choice.unlogged == books.unlogged and self._is_chosen:
+            return
+        self._is_chosen = True
+        books.unlogged = choice.unlogged
+        books.emit(
+            "logging",
+            unlogged=list(choice.unlogged),
+            bytes=choice.bytes,
+            expected_seconds=choice.expected_s,
+            interval_steps=interval_steps,
+        )
+        for worker in books.roster.here():
+            books.send(worker.uid, m.LogLess(choice.unlogged))
 
     def failed(self, why: str) -> None:
         self._num_failed += 1

@@ -9,12 +9,14 @@ from __future__ import annotations
 from everstep.core.ids import WorkerId
 from everstep.membership import messages as m
 from everstep.membership.books import Books
+from everstep.membership.rebuilding import Rebuilding
 from everstep.membership.roster import Worker
 
 
 class Saving:
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: Books, rebuilding: Rebuilding) -> None:
         self._books = books
+        self._rebuilding = rebuilding
         self._asked: tuple[int, int] | None = None
         """The generation and the step of the last Save."""
 
@@ -52,7 +54,7 @@ class Saving:
         if len({place.stage for place in parts}) < books.shape.stages:
             return
         self._parts = {step: p for step, p in self._parts.items() if step > message.step}
-        self._tell_durable(message.step)
+        self._rebuilding.durable(message.step)
         books.emit(
             "checkpoint",
             step=message.step,
@@ -60,11 +62,3 @@ class Saving:
             durable_seconds=max(part.durable_s for part in parts.values()),
             bytes=sum(part.size_bytes for part in parts.values()),
         )
-
-    def _tell_durable(self, step: int) -> None:
-        """Only now is what was logged before it of no use: a stage would begin with this one."""
-        books = self._books
-        books.durable_step = max(books.durable_step, step)
-        if books.job is not None and books.job.log is not None:
-            for worker in books.roster.here():
-                books.send(worker.uid, m.Durable(books.durable_step))

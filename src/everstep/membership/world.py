@@ -31,7 +31,7 @@ from everstep.membership.moving import Moving, Normalizer
 from everstep.membership.planbook import PlanBook
 from everstep.membership.planning import Planner
 from everstep.membership.progress import Progress
-from everstep.membership.rebuilding import PlanReplay, Rebuilding
+from everstep.membership.rebuilding import ChooseLogs, PlanReplay, Rebuilding
 from everstep.membership.recovering import Decide
 from everstep.membership.replacing import Replacements
 from everstep.membership.restarting import Restart
@@ -62,19 +62,21 @@ class World:
         meeting: m.Meeting,
         normalize: Normalizer | None = None,
         plan_replay: PlanReplay | None = None,
+        choose_logs: ChooseLogs | None = None,
     ) -> None:
         self._books = Books(shape, settings or WorldSettings(), planner=planner)
         self._progress = Progress(self._books)
         replacements = Replacements(self._books)
+        rebuilding = Rebuilding(self._books, replacements, plan_replay, choose_logs)
         self._generations = Generations(
             self._books,
             self._progress,
             Restart(self._books, replacements),
-            Rebuilding(self._books, replacements, plan_replay),
+            rebuilding,
             decide=decide,
             meeting=meeting,
         )
-        self._saving = Saving(self._books)
+        self._saving = Saving(self._books, rebuilding)
         self._attendance = Attendance(self._books, self._generations, replacements)
         self._moving = Moving(self._books, self._attendance, normalize)
         self._inheritance = Inheritance(self._books, self._attendance, self._generations)

@@ -20,10 +20,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from everstep.core.ids import WorkerId
-from everstep.membership.messages import LogDirection as Direction
-from everstep.membership.messages import LogRun
-
-__all__ = ["Direction", "LogRun", "choose_range", "describe_gaps", "senders"]
+from everstep.membership.messages import LogDirection, LogRun
 
 Holdings = Mapping[WorkerId, Sequence[LogRun]]
 """What each live worker holds."""
@@ -58,7 +55,7 @@ class _Needs:
     first_step: int
     last_step: int
 
-    def gaps(self, boundary: int, direction: Direction) -> list[tuple[int, int]]:
+    def gaps(self, boundary: int, direction: LogDirection) -> list[tuple[int, int]]:
         """The steps, as (first, last), that are not wholly logged there."""
         if not 0 <= boundary < self.num_stages - 1:
             return []
@@ -108,8 +105,8 @@ def choose_range(
     ranges = _fewest_stages(
         frozenset(lost_stages),
         num_stages=num_stages,
-        can_begin=lambda stage: not gaps(stage - 1, Direction.FORWARD),
-        can_end=lambda stage: not gaps(stage, Direction.BACKWARD),
+        can_begin=lambda stage: not gaps(stage - 1, LogDirection.FORWARD),
+        can_end=lambda stage: not gaps(stage, LogDirection.BACKWARD),
     )
     if ranges == [(0, num_stages - 1)]:
         return None
@@ -147,7 +144,7 @@ def senders(
     holdings: Holdings,
     *,
     boundary: int,
-    direction: Direction,
+    direction: LogDirection,
     first_step: int,
     last_step: int,
     num_microbatches: int,
@@ -258,8 +255,8 @@ def _obstacles(lost_stages: Collection[int], *, needs: _Needs) -> list[str]:
         missing = [
             f"boundary {boundary} {direction} is missing {_list_gaps(gaps)}"
             for boundary, direction in (
-                (first - 1, Direction.FORWARD),
-                (last, Direction.BACKWARD),
+                (first - 1, LogDirection.FORWARD),
+                (last, LogDirection.BACKWARD),
             )
             if (gaps := needs.gaps(boundary, direction))
         ]

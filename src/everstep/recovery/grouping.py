@@ -73,7 +73,7 @@ class Costs:
     """Live ones, replacements included. Default: one per stage."""
 
     helpers: int | None = None
-    """Most workers that help those of the group. Default: all that are outside it."""
+    """Most workers that help the replacement. Default: all others."""
 
     def __post_init__(self) -> None:
         if not self.stages:
@@ -153,29 +153,35 @@ def tradeoff(costs: Costs) -> tuple[Grouping, ...]:
 def recovery_s(costs: Costs, group: range) -> float:
     """From the replacement's start until the group is where the others wait.
 
-    Every stage of a group has a worker of its own: the replacement, or one that lives and puts its
-    state aside. So the group replays as a pipeline, which is never slower than one stage after the
-    other, and each loads its checkpoint beside the others. With helpers there are k such pipelines
-    and each takes at most ceil(M/k) of the M micro-batches; the log is read ahead of its use.
+    As it is done (execute/replay.py): k workers load all stages of the group, and each runs its
+    share of the M micro-batches through all of them, without bubbles. Where everybody's going back
+    to the checkpoint is faster, that is what happens, at the pace of the whole pipeline.
 
-                                sum of replay_s + (ceil(M/k) - 1) * the longest of them
-        step of the group  =    -------------------------------------------------------  + update_s
-                                                          M
+        replay       sum of load_s + steps * (ceil(M / k) / M * sum of replay_s + sum of update_s)
+        going back   the longest load_s + steps * (a step of all stages, with its bubbles)
     """
+    back_s = _going_back_s(costs)
+    if len(group) == len(costs.stages):
+        return back_s
     members = [costs.stages[stage] for stage in group]
-    share = -(-costs.microbatches // _num_pipelines(costs, len(group)))
-    replays = [stage.replay_s for stage in members]
-    compute_s = (sum(replays) + (share - 1) * max(replays)) / costs.microbatches
-    step_s = compute_s + max(stage.update_s for stage in members)
-    return max(stage.load_s for stage in members) + costs.replayed_steps * step_s
+    share = -(-costs.microbatches // _num_replayers(costs)) / costs.microbatches
+    step_s = sum(share * stage.replay_s + stage.update_s for stage in members)
+    load_s = sum(stage.load_s for stage in members)
+    return min(back_s, load_s + costs.replayed_steps * step_s)
 
 
-def _num_pipelines(costs: Costs, group_size: int) -> int:
+def _going_back_s(costs: Costs) -> float:
+    replays = [stage.replay_s for stage in costs.stages]
+    filled_s = sum(replays) + (costs.microbatches - 1) * max(replays)
+    step_s = filled_s / costs.microbatches + max(stage.update_s for stage in costs.stages)
+    return max(stage.load_s for stage in costs.stages) + costs.replayed_steps * step_s
+
+
+def _num_replayers(costs: Costs) -> int:
+    """The replacement and those who help it; the rest of its group waits as well, and can."""
     workers = len(costs.stages) if costs.workers is None else costs.workers
-    idle = workers - group_size
-    helpers = idle if costs.helpers is None else min(costs.helpers, idle)
-    # Helpers come in whole pipelines: one for each stage of the group.
-    return 1 + helpers // group_size
+    helpers = workers - 1 if costs.helpers is None else min(costs.helpers, workers - 1)
+    return min(1 + helpers, costs.microbatches)
 
 
 class _Point(NamedTuple):

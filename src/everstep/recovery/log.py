@@ -25,12 +25,12 @@ from typing import Self, TypeAlias
 from torch import Tensor
 
 from everstep.core.errors import ConfigError, LogCorrupt, LogEntryMissing, WaitTimedOut
-from everstep.recovery.coverage import LogRun
-from everstep.recovery.log_book import Entry, LogBook, LogKey, Place, Segment, runs_of
+from everstep.membership.messages import LogRun
+from everstep.recovery.log_book import Entry, LogBook, LogKey, Place, runs_of
 from everstep.recovery.log_capture import Capture, Capturer, TensorChanged
 from everstep.recovery.log_disk import LocalLogDisk, LogDirectory, LogDisk
 from everstep.recovery.log_record import RecordBroken, decode_record, encode_record
-from everstep.recovery.log_trouble import Trouble
+from everstep.recovery.log_room import LogRoom
 
 __all__ = ["BoundaryLog", "LogKey", "LogReport"]
 
@@ -51,6 +51,7 @@ class LogReport:
     """In all, since the start."""
     dropped_steps: int
     """For want of room; those made unnecessary by a checkpoint do not count."""
+    dropped_bytes: int
     oldest_step: int | None
     newest_step: int | None
 
@@ -78,16 +79,14 @@ class BoundaryLog:
             raise ConfigError(
                 "log", (memory_bytes, budget_bytes), "memory and budget need at least one byte"
             )
-        self._memory_bytes = memory_bytes
-        self._budget_bytes = budget_bytes
+        self._batch_bytes = min(_BATCH_BYTES, memory_bytes // 4)
         self._on_warning = on_warning
         self._disk = disk or LocalLogDisk()
         self._directory = LogDirectory(directory)
         self._capturer = Capturer()
         self._book: LogBook[Capture] = LogBook()
-        self._trouble = Trouble()
+        self._room = LogRoom(self._book, memory_bytes=memory_bytes, budget_bytes=budget_bytes)
         self._recorded_bytes = 0
-        self._dropped_steps = 0
         self._is_closed = False
         self._is_writing = False
         self._file_numbers = count()
@@ -106,16 +105,19 @@ class BoundaryLog:
         with self._changed:
             if self._is_closed or not self._book.accepts(key, replace=replace):
                 return
-        capture = self._capturer.capture(tensors, structure)
-        warnings: list[str | None] = []
+        try:
+            capture = self._capturer.capture(tensors, structure)
+        except Exception as error:  # noqa: BLE001 no page-locked memory left, or an odd tensor
+            self._lose(key, error)
+            return
         with self._changed:
+            # Asked again: the step may have been dropped meanwhile.
             if self._is_closed or not self._book.accepts(key, replace=replace):
                 return
             self._book.add(Entry(key=key, held=capture, memory_bytes=capture.memory_bytes))
-            self._recorded_bytes += capture.memory_bytes
-            warnings += self._keep_within_budget()
-            warnings += self._keep_within_memory()
-            if self._book.memory_bytes > self._memory_bytes or self._book.has_gone():
+            self._recorded_bytes += capture.num_bytes
+            warnings = self._room.keep()
+            if self._has_work():
                 self._changed.notify_all()
         self._warn(warnings)
 
@@ -154,8 +156,7 @@ class BoundaryLog:
     def collect(self, durable_step: int) -> None:
         """Forgets all steps up to this one: nobody will have to replay them any more."""
         with self._changed:
-            self._book.forget_until(durable_step)
-            self._trouble.end_interval()
+            self._room.collect(durable_step)
             self._changed.notify_all()
 
     def report(self) -> LogReport:
@@ -165,7 +166,8 @@ class BoundaryLog:
                 memory_bytes=self._book.memory_bytes,
                 disk_bytes=self._book.disk_bytes,
                 recorded_bytes=self._recorded_bytes,
-                dropped_steps=self._dropped_steps,
+                dropped_steps=self._room.dropped_steps,
+                dropped_bytes=self._room.dropped_bytes,
                 oldest_step=steps[0] if steps else None,
                 newest_step=steps[-1] if steps else None,
             )
@@ -182,6 +184,7 @@ class BoundaryLog:
         """Ends the writer and removes its files."""
         with self._changed:
             self._is_closed = True
+            self._book.forget_until(max(self._book.steps, default=0))
             self._changed.notify_all()
         # A disk that hangs may keep it; what it writes then is in a file without a name.
         self._thread.join(_JOIN_S)
@@ -198,38 +201,8 @@ class BoundaryLog:
     ) -> None:
         self.close()
 
-    def _keep_within_budget(self) -> list[str | None]:
-        warnings = []
-        while self._book.memory_bytes + self._book.disk_bytes > self._budget_bytes:
-            oldest = self._book.oldest_step()
-            if oldest is None:
-                break
-            why = f"its budget of {_size(self._budget_bytes)} is used up"
-            warnings.append(self._drop_until(oldest, "budget", why))
-        return warnings[-1:]
-
-    def _keep_within_memory(self) -> list[str | None]:
-        """A step behind a gap is of no use, so what lies before the dropped one goes as well."""
-        warnings = []
-        while self._book.memory_bytes > 2 * self._memory_bytes:
-            oldest = self._book.oldest_step(in_memory=True)
-            if oldest is None:
-                break
-            waiting = _size(self._book.memory_bytes)
-            why = f"the disk is too slow ({waiting} wait for it, the bound is"
-            why += f" {_size(self._memory_bytes)})"
-            warnings.append(self._drop_until(oldest, "slow", why))
-        return warnings[-1:]
-
-    def _drop_until(self, step: int, kind: str, why: str) -> str | None:
-        self._dropped_steps += sum(number <= step for number in self._book.steps)
-        self._book.forget_until(step)
-        return self._trouble.drop(kind, why, dropped=step, held=self._book.steps)
-
-    def _warn(self, warnings: Sequence[str | None]) -> None:
+    def _warn(self, warnings: Sequence[str]) -> None:
         for warning in warnings:
-            if warning is None:
-                continue
             try:
                 self._on_warning(warning)
             except Exception:  # noqa: BLE001 nothing about the log may reach training
@@ -248,9 +221,7 @@ class BoundaryLog:
         return decode_record(record, key)
 
     def _has_work(self) -> bool:
-        is_over = self._book.memory_bytes > self._memory_bytes
-        can_spill = is_over and self._book.oldest_step(in_memory=True) is not None
-        return can_spill or self._book.has_gone()
+        return self._room.should_spill or self._book.has_gone()
 
     def _run(self) -> None:
         self._directory.remove_orphans()
@@ -263,54 +234,74 @@ class BoundaryLog:
                     return
                 self._is_writing = True
                 gone = self._book.take_gone()
-                should_spill = self._book.memory_bytes > self._memory_bytes
-            self._remove(gone)
-            if should_spill:
-                self._spill()
-
-    def _remove(self, gone: Sequence[Segment]) -> None:
-        for segment in gone:
-            # It is no longer counted; at the latest it goes with its directory.
-            with suppress(OSError):
-                self._disk.remove(segment.path)
+            for segment in gone:
+                # It is no longer counted; at the latest it goes with its directory.
+                with suppress(OSError):
+                    self._disk.remove(segment.path)
+            self._spill()
 
     def _spill(self) -> None:
         """Writes the oldest entries in memory, or drops the oldest step where that cannot be."""
         path = self._directory.path / f"{next(self._file_numbers)}.segment"
         with self._changed:
-            if self._book.oldest_step(in_memory=True) is None:
+            if not self._room.should_spill:
                 return
-            segment, entries = self._book.begin_writing(limit_bytes=_BATCH_BYTES, path=path)
-            captures = [entry.held for entry in entries]
+            segment, entries = self._book.begin_writing(limit_bytes=self._batch_bytes, path=path)
+            captures = [(entry, entry.held) for entry in entries]
+        records = [record for each in captures if (record := self._encode(*each)) is not None]
         try:
-            records = [_encode(e, c) for e, c in zip(entries, captures, strict=True)]
             self._directory.ensure()
-            whole = [part for record in records for part in record]
-            self._disk.write(segment.path, whole, at=segment.size_bytes)
+            parts = [part for record in records for part in record.parts]
+            self._disk.write(segment.path, parts, at=segment.size_bytes)
         except Exception as error:  # noqa: BLE001 whatever it is, training goes on
-            self._give_up(entries, error)
+            self._give_up(records, error)
             return
-        sizes = [sum(map(len, record)) for record in records]
         with self._changed:
-            self._book.end_writing(segment, zip(entries, sizes, strict=True))
-            warnings = self._keep_within_budget()
+            sizes = [(record.entry, record.size_bytes) for record in records]
+            self._book.end_writing(segment, sizes)
+            for record in records:
+                # Asked again: it may have been changed while it was written.
+                if not record.capture.is_unchanged:
+                    self._book.forget(record.entry)
+            warnings = self._room.keep()
         self._warn(warnings)
 
-    def _give_up(self, entries: Sequence[_Entry], error: Exception) -> None:
-        """Dropping the oldest step makes room on the disk, or else at least in memory."""
+    def _encode(self, entry: _Entry, capture: Capture | None) -> _Record | None:
+        """None for an entry that cannot be kept: it is forgotten, alone."""
+        assert capture is not None, "what is being written stays in memory"
+        try:
+            parts = encode_record(entry.key, capture.read(), capture.structure)
+        except Exception as error:  # noqa: BLE001 a changed tensor, or a failed device
+            with self._changed:
+                self._book.forget(entry)
+                self._book.stop_writing(entry)
+            self._lose(entry.key, error)
+            return None
+        return _Record(entry=entry, capture=capture, parts=parts)
+
+    def _give_up(self, records: Sequence[_Record], error: Exception) -> None:
         kind, why = _describe(error)
         with self._changed:
-            for entry in entries:
-                self._book.stop_writing(entry)
-            oldest = self._book.oldest_step()
-            warning = None if oldest is None else self._drop_until(oldest, kind, why)
-        self._warn([warning])
+            for record in records:
+                self._book.stop_writing(record.entry)
+            warnings = self._room.drop_oldest(kind, why)
+        self._warn(warnings)
+
+    def _lose(self, key: LogKey, error: Exception) -> None:
+        with self._changed:
+            warnings = self._room.lose(str(key), error)
+        self._warn(warnings)
 
 
-def _encode(entry: _Entry, capture: Capture | None) -> list[memoryview]:
-    """Nothing for a tensor that was changed: reading it tells so."""
-    assert capture is not None, "an entry that is being written stays in memory"
-    return encode_record(entry.key, capture.read(), capture.structure)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Record:
+    entry: _Entry
+    capture: Capture
+    parts: list[memoryview]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(map(len, self.parts))
 
 
 def _describe(error: Exception) -> tuple[str, str]:
@@ -319,10 +310,3 @@ def _describe(error: Exception) -> tuple[str, str]:
     if isinstance(error, OSError):
         return "disk", f"the disk cannot be written ({error.strerror or error})"
     return type(error).__name__, f"{type(error).__name__}: {error}"
-
-
-def _size(num_bytes: int) -> str:
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
-        if num_bytes >= scale:
-            return f"{num_bytes / scale:.3g} {unit}"
-    return f"{num_bytes} bytes"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeAlias, TypeVar
 
-from everstep.recovery.coverage import Direction, LogRun
+from everstep.membership.messages import LogDirection, LogRun
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -25,7 +25,7 @@ class LogKey:
     microbatch: int
     """Numbered over the whole step: replica * microbatches + number."""
     boundary: int
-    direction: Direction
+    direction: LogDirection
 
     def __str__(self) -> str:
         return (
@@ -35,7 +35,7 @@ class LogKey:
 
 
 Held = TypeVar("Held")
-_Slot: TypeAlias = tuple[int, Direction, int]
+_Slot: TypeAlias = tuple[int, LogDirection, int]
 
 
 @dataclass(slots=True, eq=False)
@@ -128,10 +128,9 @@ class LogBook(Generic[Held]):
         """All steps up to and with this one; what still comes of them is turned away."""
         for number in [number for number in self._steps if number <= last_step]:
             self._forget_step(number)
-        if self._newest_attempt > self._closed_attempt:
-            # A later attempt that went back may have been begun below the steps closed before.
-            self._closed_step = last_step
-        self._closed_step = max(self._closed_step, last_step)
+        # What an earlier attempt closed, a later one that went back may run, and log, again.
+        is_later = self._newest_attempt > self._closed_attempt
+        self._closed_step = last_step if is_later else max(self._closed_step, last_step)
         self._closed_attempt = self._newest_attempt
 
     def oldest_step(self, *, in_memory: bool = False) -> int | None:
@@ -206,7 +205,7 @@ class LogBook(Generic[Held]):
 
 def runs_of(keys: Iterable[LogKey]) -> tuple[LogRun, ...]:
     """The same entries, told compactly."""
-    microbatches: dict[tuple[int, Direction, int, int], list[int]] = {}
+    microbatches: dict[tuple[int, LogDirection, int, int], list[int]] = {}
     for key in sorted(keys):
         row = (key.boundary, key.direction, key.attempt, key.step)
         microbatches.setdefault(row, []).append(key.microbatch)
@@ -214,7 +213,7 @@ def runs_of(keys: Iterable[LogKey]) -> tuple[LogRun, ...]:
 
 
 def _joined(
-    microbatches: dict[tuple[int, Direction, int, int], list[int]],
+    microbatches: dict[tuple[int, LogDirection, int, int], list[int]],
 ) -> Iterator[LogRun]:
     run: LogRun | None = None
     for boundary, direction, attempt, step in sorted(microbatches):

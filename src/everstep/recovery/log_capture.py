@@ -34,6 +34,7 @@ class Capture:
         self._tensors = [tensor.detach() for tensor in tensors]
         self._versions = [_version(tensor) for tensor in self._tensors]
         self._copied = copied
+        self.num_bytes = sum(tensor.nbytes for tensor in self._tensors)
         self.memory_bytes = _storage_bytes(self._tensors)
 
     @property
@@ -85,7 +86,8 @@ class Capturer:
 
 def _queue_copy(tensor: Tensor, stream: torch.cuda.Stream) -> Tensor:
     target = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    target.copy_(tensor, non_blocking=True)
+    # Resolved on the device: torch would do it on the host, before the bytes are there.
+    target.copy_(tensor.resolve_conj().resolve_neg(), non_blocking=True)
     # Its memory must not be given to others before the copy is done.
     tensor.record_stream(stream)
     return target

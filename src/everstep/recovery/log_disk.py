@@ -7,6 +7,7 @@ the same host removes it. Knows nothing of entries.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
@@ -84,30 +85,39 @@ class LogDirectory:
     def __init__(self, parent: Path) -> None:
         self._parent = parent
         self.path = parent / f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
-        self._is_made = False
+        self._is_removed = False
 
     def ensure(self) -> None:
-        if self._is_made:
+        """Each time: somebody may have cleaned up under us."""
+        if (self.path / _OWNER).exists():
             return
+        if self._is_removed:
+            raise FileNotFoundError(errno.ENOENT, "the log was closed", str(self.path))
         self._parent.mkdir(parents=True, exist_ok=True)
         self.path.mkdir(mode=0o700, exist_ok=True)
         owner = Owner(host=socket.gethostname(), pid=os.getpid(), started=_started(os.getpid()))
         fd = os.open(self.path / _OWNER, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         with open(fd, "wb") as file:
             file.write(msgspec.json.encode(owner))
-        self._is_made = True
 
     def remove(self) -> None:
+        """For good: a writer that a slow disk held up must not make it again."""
+        self._is_removed = True
         shutil.rmtree(self.path, ignore_errors=True)
 
     def remove_orphans(self) -> None:
         """The logs of processes that are gone. One whose owner cannot be read is left alone: it may
         be in the making."""
-        for path in self._parent.glob(f"{_PREFIX}*"):
+        for path in self._siblings():
             with suppress(OSError, msgspec.MsgspecError):
                 owner = msgspec.json.decode((path / _OWNER).read_bytes(), type=Owner)
                 if owner.is_known_dead:
                     shutil.rmtree(path, ignore_errors=True)
+
+    def _siblings(self) -> list[Path]:
+        with suppress(OSError):
+            return sorted(self._parent.glob(f"{_PREFIX}*"))
+        return []
 
 
 def _started(pid: int) -> str:

@@ -20,7 +20,7 @@ from xxhash import xxh3_64
 
 from everstep.comm.framing import DTYPE_BYTES, TensorSpec
 from everstep.comm.streams import empty_like_spec, memory_of, spec_of
-from everstep.recovery.coverage import Direction
+from everstep.membership.messages import LogDirection
 from everstep.recovery.log_book import LogKey
 
 _MAGIC = b"ESL1"
@@ -36,7 +36,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     microbatch: int
     boundary: int
-    direction: Direction
+    direction: LogDirection
     structure: str
     tensors: tuple[TensorSpec, ...]
 

@@ -9,38 +9,46 @@ _MUCH = 2.0
 
 
 class Trouble:
-    """What was said last; a fresh one when a whole interval went well."""
+    """Remembers what was said, until an interval between two checkpoints went well."""
 
     def __init__(self) -> None:
-        self._said: tuple[str, int] | None = None
-        self._has_dropped = False
+        self._num_held_when_said: dict[str, int] = {}
+        self._is_bad = False
 
     def drop(self, kind: str, why: str, *, dropped: int, held: Sequence[int]) -> str | None:
-        """The warning, or None when it would say nothing new. `kind`: without numbers.
+        """The warning, or None when it would say nothing new.
 
         Args:
+            kind: the cause, without numbers.
             dropped: the newest step that was dropped.
             held: the steps that are left.
         """
-        self._has_dropped = True
-        if self._said is not None and not self._is_news(kind, len(held)):
+        self._is_bad = True
+        said = self._num_held_when_said.get(kind)
+        if said is not None and not _is_much_apart(said, len(held)):
             return None
-        self._said = (kind, len(held))
+        self._num_held_when_said[kind] = len(held)
         return (
             f"the log of boundary tensors dropped its steps up to {dropped}: {why}; {_left(held)}"
         )
 
-    def end_interval(self) -> None:
-        """A checkpoint made older steps unnecessary. Without a drop since, the trouble is over."""
-        if not self._has_dropped:
-            self._said = None
-        self._has_dropped = False
+    def lose(self, entry: str, kind: str, *, why: str) -> str | None:
+        """One entry that could not be kept at all."""
+        self._is_bad = True
+        if kind in self._num_held_when_said:
+            return None
+        self._num_held_when_said[kind] = 1
+        return f"the log of boundary tensors cannot keep {entry}: {why}"
 
-    def _is_news(self, kind: str, num_held: int) -> bool:
-        assert self._said is not None
-        said_kind, said = self._said
-        more, fewer = max(said, num_held), min(said, num_held)
-        return kind != said_kind or more > _MUCH * max(fewer, 1)
+    def end_interval(self) -> None:
+        """A checkpoint made older steps unnecessary."""
+        if not self._is_bad:
+            self._num_held_when_said.clear()
+        self._is_bad = False
+
+
+def _is_much_apart(one: int, other: int) -> bool:
+    return max(one, other) > _MUCH * max(min(one, other), 1)
 
 
 def _left(held: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""Decides how stages that nobody holds are replayed: which range, by whom, from whose logs. Pure.
+"""Decides what is logged, and how stages that nobody holds are replayed from it. Pure.
 
 Loading the checkpoint of everybody is the other way. It runs the lost steps again at the pace of
 the pipeline, bubbles and all; a replay runs them at the pace of those who share it, without. So the
@@ -8,11 +8,13 @@ replay is taken unless its range is so large, and those who share it so few, tha
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 from everstep.core.ids import WorkerId
 from everstep.membership import messages as m
-from everstep.membership.rebuilding import NoReplay, ReplayRequest
+from everstep.membership.rebuilding import LogChoice, LogRequest, NoReplay, ReplayRequest
 from everstep.recovery.coverage import ReplayRange, choose_range, describe_gaps, senders
+from everstep.recovery.grouping import Boundary, Costs, StageCost, choose_groups
 
 
 def plan_replay(request: ReplayRequest) -> tuple[m.Replay, ...] | NoReplay:
@@ -27,6 +29,36 @@ def plan_replay(request: ReplayRequest) -> tuple[m.Replay, ...] | NoReplay:
         return NoReplay(describe_gaps(request.lost_stages, request.holdings, **needs))
     replays = tuple(_replay(request, each) for each in ranges)
     return _too_slow(request, replays) or replays
+
+
+def choose_logs(request: LogRequest) -> LogChoice:
+    """Which boundaries the budget is best spent on."""
+    stages = [
+        StageCost(
+            replay_s=request.num_microbatches
+            * (stage.forward + stage.input_gradient + stage.weight_gradient),
+            update_s=stage.optimizer,
+        )
+        for stage in request.stages
+    ]
+    boundaries = [
+        Boundary(forward_bytes=before.sent_forward, backward_bytes=after.sent_backward)
+        for before, after in pairwise(request.stages)
+    ]
+    costs = Costs(
+        stages=tuple(stages),
+        boundaries=tuple(boundaries),
+        microbatches=request.num_microbatches,
+        interval_steps=request.interval_steps,
+        workers=request.num_workers,
+        helpers=request.log.helpers,
+    )
+    grouping = choose_groups(costs, request.log.budget_bytes)
+    return LogChoice(
+        unlogged=tuple(b for b in range(len(boundaries)) if b not in grouping.logged),
+        bytes=grouping.bytes,
+        expected_s=grouping.expected_s,
+    )
 
 
 def _replay(request: ReplayRequest, stages: ReplayRange) -> m.Replay:

@@ -17,7 +17,7 @@ from everstep.membership.roster import Shape
 from everstep.membership.takeover import Told
 from everstep.membership.world import World, WorldSettings
 from everstep.recovery.decide import decide_recovery
-from everstep.recovery.rebuild import plan_replay
+from everstep.recovery.rebuild import choose_logs, plan_replay
 from everstep.schedule.durations import Durations, StageDurations
 from everstep.schedule.normalize import Normalize, Stay, decide_normalization
 from everstep.schedule.plan import Plan
@@ -62,6 +62,7 @@ def coordinator_of(
             meeting=meeting,
             normalize=normalize_for,
             plan_replay=plan_replay,
+            choose_logs=choose_logs,
         )
         yield Coordinator(world, events=events, bind=bind, told=told)
 

@@ -21,7 +21,9 @@ logger = logging.getLogger("everstep")
 
 def is_logged(job: Job, *, replicas: int) -> bool:
     """With replicas a copy is cheaper, so logging is off unless it is asked for even then."""
-    return job.log is not None and (replicas == 1 or job.log.with_replicas)
+    if job.log is None or job.log.budget_bytes == 0:
+        return False
+    return replicas == 1 or job.log.with_replicas
 
 
 def log_facts(job: Job, *, replicas: int) -> LogFacts | None:
@@ -34,11 +36,11 @@ def stage_log(holding: Holding) -> StageLog | None:
     job = holding.job
     if job.log is None or not is_logged(job, replicas=holding.replicas):
         return None
-    num_workers = holding.replicas * holding.stage.num_stages
     log = BoundaryLog(
         _directory(job),
         memory_bytes=job.log.memory_bytes,
-        budget_bytes=max(1, job.log.budget_bytes // num_workers),
+        # Of all workers together; which boundaries are logged sees to that (recovery/rebuild.py).
+        budget_bytes=job.log.budget_bytes,
         on_warning=logger.warning,
     )
     return StageLog(log, microbatches=job.microbatches)

@@ -8,7 +8,7 @@ import pytest
 from command import everstep
 
 SHAPE = "plan --replicas 1 --stages 4 --microbatches 8"
-COSTS = "--boundary-bytes 1MB --interval 20 --replay 8 --helpers 0"
+COSTS = "--boundary-bytes 1MB --interval 20 --replay 8 --helpers 3"
 LOGGING = f"{SHAPE} {COSTS} --logging"
 
 
@@ -19,9 +19,9 @@ def test_the_json_has_the_whole_curve_and_the_choice() -> None:
     assert chosen == {
         "bytes": 40_000_000,
         "bytes_fraction": pytest.approx(1 / 3),
-        "expected_seconds": 90.0,
+        "expected_seconds": 40.0,
         "groups": [[0, 1], [2, 3]],
-        "recovery_seconds": [90.0, 90.0],
+        "recovery_seconds": [40.0, 40.0],
         "logged": [1],
     }
     first, last = document["curve"][0], document["curve"][-1]
@@ -75,7 +75,7 @@ def test_loading_and_failures_count() -> None:
     document = everstep(command).json()
     chosen = document["curve"][document["chosen"]]
     assert chosen["groups"] == [[0], [1, 2, 3]]
-    assert chosen["recovery_seconds"] == [85.0, 105.0]
+    assert chosen["recovery_seconds"] == [25.0, 75.0]
 
 
 def test_the_picture_is_an_svg_file(tmp_path: Path) -> None:
