@@ -43,7 +43,8 @@ class HeavyLayer(EmulatedLayer):
 
     def __init__(self, slot_s: float, *, size: int, state_bytes: int) -> None:
         super().__init__(slot_s, slot_s, slot_s, size)
-        rest = torch.zeros(state_bytes // FLOAT_BYTES)
+        # Untouched until it is saved or loaded: what a real model costs to initialise is left out.
+        rest = torch.empty(state_bytes // FLOAT_BYTES)
         self.rest = nn.Parameter(rest, requires_grad=False)
 
 
