@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,11 +57,13 @@ class EverstepRun:
         return [float(step["seconds"]) for step in self.settled]
 
 
-def run_everstep(script: str, *args: object, replicas: int, stages: int) -> EverstepRun:
-    """`everstep run` on one of the scripts beside this file."""
+def run_everstep(
+    script: str, *args: object, replicas: int, stages: int, flags: Sequence[object] = ()
+) -> EverstepRun:
+    """`everstep run` on one of the scripts beside this file. `flags`: further ones of `run`."""
     with tempfile.TemporaryDirectory() as folder:
         events = Path(folder) / "events.jsonl"
-        shape = ("--replicas", replicas, "--stages", stages, "--events", events)
+        shape = ("--replicas", replicas, "--stages", stages, "--events", events, *flags)
         program = "from everstep.cli.main import main; main()"
         started_s = time.time()
         _run(f"everstep {replicas}x{stages}", "-c", program, "run", *shape, FOLDER / script, *args)

@@ -40,6 +40,7 @@ from everstep.execute.reduction import sum_over
 from everstep.execute.replay import Piece
 from everstep.execute.timing import Profiler
 from everstep.membership.messages import ClipMode
+from everstep.recovery.log import LogReport
 from everstep.recovery.transfer import (
     receive_gradients,
     receive_state_copy,
@@ -190,6 +191,10 @@ class Run:
         """The whole model's, with the keys of `job.model()`, on the reporter; empty on the others.
         Call it on every worker."""
         return self._perform(self._gather)
+
+    def log_report(self) -> LogReport | None:
+        """What this worker's log holds, in memory and on disk; None when nothing is logged."""
+        return None if self._log is None else self._log.report()
 
     def close(self) -> None:
         """Leaves the job when all are ready to. What a peer still has to read is not cut off.

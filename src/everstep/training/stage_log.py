@@ -13,7 +13,7 @@ from torch import Tensor
 from everstep.execute.data import Microbatch
 from everstep.execute.replay import Sent
 from everstep.membership.messages import LogDirection, LogRun
-from everstep.recovery.log import BoundaryLog, LogKey
+from everstep.recovery.log import BoundaryLog, LogKey, LogReport
 from everstep.schedule.actions import Kind
 
 
@@ -81,6 +81,9 @@ class StageLog:
 
     def runs(self) -> tuple[LogRun, ...]:
         return self._log.runs()
+
+    def report(self) -> LogReport:
+        return self._log.report()
 
     def read(self, key: LogKey) -> tuple[list[Tensor], str]:
         return self._log.read(key)

@@ -1,0 +1,296 @@
+"""Shows: what logging costs, how fast a lost stage is replayed, and what a run with failures gains.
+Run:   python benchmarks/logging_and_replay.py      (about 5 minutes; --quick, --only PART ...)
+
+All on one pipeline of 4 emulated devices, whose F, B and W sleep; messages, logs, checkpoints,
+worker starts and replays are real.
+  cost      the step with the log and without, taking turns; once spilling to disk, once in memory
+  replay    seconds per lost step, from two replays of different length, alone and with 3 helpers
+  failures  a whole run with failures: with the log; restarting everybody from the newest checkpoint
+            (the same checkpoints); restarting from snapshots as often as CheckFreq takes them.
+            Where checkpoints are nearly free, those snapshots win: see --state-mb 64
+  curve     budget against expected recovery, with the sizes and times measured by `cost`
+Exits with status 1 when a bar is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from statistics import mean, median
+
+from everstep.recovery.grouping import Boundary, Costs, StageCost, tradeoff
+from launched import say
+from logged_runs import STAGES, LoggedRun, Replayed, Setting, run_logged
+
+COST_BAR, HELP_BAR, FAILURES_BAR = 1.01, 2.4, 1.16
+NUM_HELPERS = 3
+MB = 1e6
+
+COST = Setting(steps=17, slot_s=0.02, every=8)
+SIDES = {"without a log": None, "spilling to disk": "32MB", "all in memory": "4GB"}
+"""The memory of each worker's log."""
+
+# Twice in one interval: the second replay begins with the same checkpoint and is longer.
+REPLAY = Setting(
+    steps=41, slot_s=0.01, every=20, log_memory="64MB", kills=("0:1@25", "0:1@39"), helpers=0
+)
+
+# Messages in proportion to the times of `cost`. With 256 MB of state a stage a checkpoint takes a
+# few steps to be durable, as the 9 s of BERT-large do at steps of 2.4 s (a summary of COCI's
+# evaluation, FGCS 164, 2025).
+FAILURES = Setting(steps=80, slot_s=0.007, message_bytes=500_000, every=40)
+STEPS_PER_FAILURE, FAILURES_SEED = 40, 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    is_quick: bool
+    message_bytes: int
+    """Of each activation and each gradient, in `cost`."""
+
+    state_bytes: int
+    """Of each stage, in `failures`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    what: str
+    ratio: float
+    bar: float
+    is_most: bool = False
+    """The ratio may be at most the bar; else it must be at least that."""
+
+    @property
+    def is_kept(self) -> bool:
+        return self.ratio <= self.bar if self.is_most else self.ratio >= self.bar
+
+    def __str__(self) -> str:
+        relation = "<=" if self.is_most else ">="
+        verdict = "kept" if self.is_kept else "MISSED"
+        return f"{self.what:74} {self.ratio:6.3f}   {relation} {self.bar:g}: {verdict}"
+
+
+def main() -> int:
+    parts: dict[str, Callable[[Options], Iterator[Verdict]]] = {
+        "cost": cost,
+        "replay": replay,
+        "failures": failures,
+        "curve": curve,
+    }
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Raw)
+    parser.add_argument("--quick", action="store_true", help="one round, fewer steps")
+    parser.add_argument("--only", nargs="+", choices=parts, default=list(parts))
+    parser.add_argument("--message-mb", type=float, default=2.0, help="in `cost`")
+    parser.add_argument("--state-mb", type=int, default=256, help="of a stage, in `failures`")
+    args = parser.parse_args()
+    options = Options(
+        is_quick=args.quick,
+        message_bytes=round(args.message_mb * MB),
+        state_bytes=round(args.state_mb * MB),
+    )
+    # As with Ctrl-C, the side that is running is ended, too.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    print(f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f} at the start", flush=True)
+    missed = []
+    for name in args.only:
+        for verdict in parts[name](options):
+            print(verdict, flush=True)
+            if not verdict.is_kept:
+                missed.append(verdict.what)
+    print(f"load average {os.getloadavg()[0]:.1f} at the end; {len(missed)} bars missed")
+    return 1 if missed else 0
+
+
+class _Raw(argparse.RawDescriptionHelpFormatter):
+    pass
+
+
+def cost(options: Options) -> Iterator[Verdict]:
+    found = measure_cost(options)
+    print(
+        f"\ncost: 1x{STAGES}x{COST.microbatches}, F = B = W = {1e3 * COST.slot_s:g} ms,"
+        f" {options.message_bytes / MB:g} MB a message"
+    )
+    plain = found["without a log"]
+    for name, runs in found.items():
+        steps_ms = ", ".join(f"{1e3 * run.step_s:.1f}" for run in runs)
+        plans_ms = ", ".join(f"{1e3 * run.run.planned_s:.1f}" for run in runs)
+        print(f"  {name:18} step {steps_ms} ms, planned {plans_ms} ms{_held(runs)}", flush=True)
+    for name, runs in found.items():
+        if runs is plain:
+            continue
+        ratios = [ours.step_s / theirs.step_s for ours, theirs in zip(runs, plain, strict=True)]
+        pooled = _mean_step_s(runs) / _mean_step_s(plain)
+        yield Verdict(
+            what=f"step, {name} / without a log (of the means: {pooled:.3f})",
+            ratio=median(ratios),
+            bar=COST_BAR,
+            is_most=True,
+        )
+
+
+@cache
+def measure_cost(options: Options) -> dict[str, list[LoggedRun]]:
+    """The sides take turns, so that a slow moment of the machine does not hit one alone."""
+    found: dict[str, list[LoggedRun]] = {name: [] for name in SIDES}
+    for number in range(1 if options.is_quick else 2):
+        for name in _rotated(list(SIDES), by=number):
+            say(f"cost, round {number + 1}: {name}")
+            side = replace(COST, message_bytes=options.message_bytes, log_memory=SIDES[name])
+            found[name].append(run_logged(side))
+    return found
+
+
+def _held(runs: Sequence[LoggedRun]) -> str:
+    if not runs[0].held:
+        return ""
+    run = runs[-1]
+    step_mb = sum(held["recorded_bytes"] for held in run.held) / COST.steps / MB
+    return (
+        f"; logged {step_mb:.0f} MB a step; held at most by one worker:"
+        f" {run.most('memory_bytes') / MB:.0f} MB in memory, {run.most('disk_bytes') / MB:.0f} MB"
+        f" on disk; dropped {run.most('dropped_steps')} steps"
+    )
+
+
+def _mean_step_s(runs: Sequence[LoggedRun]) -> float:
+    return mean(seconds for run in runs for seconds in run.run.step_times_s)
+
+
+def replay(options: Options) -> Iterator[Verdict]:
+    say("replay, alone")
+    alone = run_logged(REPLAY)
+    alone_s = _show_replay("alone", REPLAY, alone)
+    say(f"replay, {NUM_HELPERS} helpers")
+    setting = replace(REPLAY, helpers=NUM_HELPERS)
+    helped_s = _show_replay(f"{NUM_HELPERS} helpers", setting, run_logged(setting))
+    if not options.is_quick:
+        uneven = replace(setting, microbatches=REPLAY.microbatches + 2)
+        say(f"replay, {NUM_HELPERS} helpers, {uneven.microbatches} micro-batches")
+        uneven_s = _show_replay(f"{NUM_HELPERS} helpers", uneven, run_logged(uneven))
+        share = uneven.microbatches / REPLAY.microbatches
+        print(f"  which is {alone_s * share / uneven_s:.2f} x alone (from that of 8 micro-batches)")
+    yield Verdict(
+        what="replay of a lost step: alone / step of the pipeline",
+        ratio=alone_s / alone.step_s,
+        bar=1.0,
+        is_most=True,
+    )
+    yield Verdict(
+        what=f"replay of a lost step: alone / with {NUM_HELPERS} helpers",
+        ratio=alone_s / helped_s,
+        bar=HELP_BAR,
+    )
+
+
+def _show_replay(who: str, setting: Setting, run: LoggedRun) -> float:
+    """Seconds per lost step."""
+    if len(run.replays) != len(setting.kills):
+        sys.exit(f"{len(setting.kills)} workers were killed and {len(run.replays)} replayed")
+    shorter, longer = sorted(run.replays, key=lambda each: each.num_steps)
+    step_s = (longer.seconds - shorter.seconds) / (longer.num_steps - shorter.num_steps)
+    once_s = shorter.seconds - shorter.num_steps * step_s
+    print(
+        f"\nreplay of stage 1, {setting.microbatches} micro-batches, {who}"
+        f" ({longer.num_replayers} replay): {1e3 * step_s:.1f} ms a lost step and"
+        f" {1e3 * once_s:.0f} ms once (from {_told(shorter)} and {_told(longer)});"
+        f" a step of the pipeline: {1e3 * run.step_s:.1f} ms"
+    )
+    outages = ", ".join(f"{seconds:.2f}" for seconds in run.outages_s)
+    print(f"  kill to the first step after it: {outages} s", flush=True)
+    return step_s
+
+
+def _told(replayed: Replayed) -> str:
+    return f"{replayed.num_steps} steps in {replayed.seconds:.2f} s"
+
+
+def failures(options: Options) -> Iterator[Verdict]:
+    num_steps = FAILURES.steps // 2 if options.is_quick else FAILURES.steps
+    num_failures = num_steps // STEPS_PER_FAILURE
+    kills = draw_kills(num_steps=num_steps, num_failures=num_failures, seed=FAILURES_SEED)
+    plain = replace(FAILURES, steps=num_steps, kills=kills, state_bytes=options.state_bytes)
+    sides = {
+        "everstep, log on": replace(plain, log_memory="64MB"),
+        "restart from the checkpoint": plain,
+        "restart, CheckFreq's": replace(plain, every=None),
+    }
+    print(
+        f"\nfailures: {num_steps} steps of 1x{STAGES}x{plain.microbatches}, F = B = W ="
+        f" {1e3 * plain.slot_s:g} ms, {plain.state_bytes / MB:g} MB of state a stage, a checkpoint"
+        f" every {plain.every} steps; killed: {', '.join(kills)}"
+    )
+    totals = {}
+    for name, setting in sides.items():
+        say(f"failures, {name}")
+        run = run_logged(setting)
+        totals[name] = run.training_s
+        _show_total(name, run)
+    ours, *others = totals.values()
+    yield Verdict(
+        what="total time: the better of the restarts / everstep with its log on",
+        ratio=min(others) / ours,
+        bar=FAILURES_BAR,
+    )
+
+
+def draw_kills(*, num_steps: int, num_failures: int, seed: int) -> tuple[str, ...]:
+    """Memoryless failures of any stage at such a rate, and as many as that: drawn until it is so.
+    None before the first plan from measured times, none in the last steps."""
+    rng = random.Random(seed)
+    while True:
+        at, steps = 0.0, []
+        while (at := at + rng.expovariate(num_failures / num_steps)) < num_steps - 5:
+            steps.append(round(at))
+        if len(steps) == num_failures and steps[0] > 8:
+            return tuple(f"0:{rng.randrange(STAGES)}@{step}" for step in steps)
+
+
+def _show_total(name: str, run: LoggedRun) -> None:
+    saves = run.run.of("checkpoint")
+    stalls_s = sum(save["stall_seconds"] for save in saves)
+    durable_s = median(save["durable_seconds"] for save in saves)
+    outages = ", ".join(f"{seconds:.2f}" for seconds in run.outages_s)
+    print(
+        f"  {name:28} {run.training_s:6.1f} s; kill to the next new step {outages} s;"
+        f" {len(saves)} checkpoints, {stalls_s:.2f} s of stalls, {durable_s:.2f} s to durable",
+        flush=True,
+    )
+
+
+def curve(options: Options) -> Iterator[Verdict]:
+    """Has no bar."""
+    run = measure_cost(options)["spilling to disk"][-1]
+    bytes_each = sum(held["recorded_bytes"] for held in run.held) / COST.steps / (STAGES - 1) / 2
+    costs = Costs(
+        stages=(StageCost(replay_s=run.compute_s),) * STAGES,
+        boundaries=(Boundary(forward_bytes=int(bytes_each), backward_bytes=int(bytes_each)),)
+        * (STAGES - 1),
+        microbatches=COST.microbatches,
+        interval_steps=COST.every or 1,
+    )
+    print(
+        f"\ncurve: budget against expected recovery; {bytes_each / MB:.0f} MB a step, boundary and"
+        f" direction, {1e3 * run.compute_s:.0f} ms to compute a stage's step,"
+        f" {costs.interval_steps} steps between checkpoints, all stages fail alike"
+    )
+    print(f"  {'budget MB':>10} {'expected s':>11}   groups")
+    for point in tradeoff(costs):
+        groups = " ".join(str(list(group)) for group in point.groups)
+        print(f"  {point.bytes / MB:10.0f} {point.expected_s:11.2f}   {groups}", flush=True)
+    yield from ()
+
+
+def _rotated(names: list[str], *, by: int) -> list[str]:
+    by %= len(names)
+    return names[by:] + names[:by]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
