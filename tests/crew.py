@@ -27,6 +27,7 @@ from everstep.membership.traffic import (
 )
 from everstep.membership.world import World, WorldSettings
 from everstep.recovery.decide import decide_recovery
+from everstep.recovery.rebuild import plan_replay
 from fake_planner import one_f_one_b
 
 __all__ = ["PROFILE", "Crew", "CrewAgent", "CrewWorker", "Move", "Phase", "job_facts"]
@@ -40,6 +41,7 @@ def job_facts(
     clip_norm: float | None = None,
     digest: str = "d",
     is_saved: bool = False,
+    log: m.LogFacts | None = None,
 ) -> m.JobFacts:
     return m.JobFacts(
         microbatches=2,
@@ -50,6 +52,7 @@ def job_facts(
         clip_norm=clip_norm,
         clip_mode=m.ClipMode.POST_VALIDATED,
         is_saved=is_saved,
+        log=log,
     )
 
 
@@ -83,6 +86,7 @@ class Crew:
             decide=decide_recovery,
             meeting=MEETING,
             normalize=normalize,
+            plan_replay=plan_replay,
         )
         self.job = job or job_facts()
         self.workers: list[CrewWorker] = []
@@ -95,7 +99,7 @@ class Crew:
 
         self._emits: defaultdict[str, list[Emit]] = defaultdict(list)
         self._norm_of = norm_of
-        self._wire = Wire()
+        self.wire = Wire()
         if self.agent is None:
             for number in range(self.shape.num_workers):
                 self.add(number)
@@ -107,7 +111,7 @@ class Crew:
         """A new process with that number: `w3`, and `w3+` when it is not the first."""
         num_before = sum(worker.number == number for worker in self.workers)
         uid = f"w{number}" + "+" * num_before
-        worker = CrewWorker(uid, number, self.job, self._norm_of, self._wire)
+        worker = CrewWorker(uid, number, self.job, self._norm_of, self.wire)
         self.workers.append(worker)
         return worker
 

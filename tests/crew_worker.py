@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from crew_log import CrewLog, check_sources
+from everstep.core.ids import WorkerId
 from everstep.membership import messages as m
 
 PROFILE = m.StageProfile(
@@ -62,6 +64,12 @@ class Wire:
 
     copies: dict[tuple[int, str], Held] = field(default_factory=dict)
     """By generation and the uid of the target."""
+
+    logs: dict[tuple[int, str], CrewLog] = field(default_factory=dict)
+    """By generation and uid: what those who take part in a replay can give."""
+
+    num_damaged: int = 0
+    """So many replays will find something that they cannot read."""
 
     disk: defaultdict[tuple[int, int], dict[int, StageState]] = field(
         default_factory=lambda: defaultdict(dict)
@@ -136,6 +144,12 @@ class CrewWorker:
     replan: m.Replan | None = None
     save_step: int | None = None
     stop: m.Stop | None = None
+    log: CrewLog = field(init=False, repr=False)
+    failed_replay: int = 0
+    """The generation in which it could not read what it needed."""
+
+    def __post_init__(self) -> None:
+        self.log = CrewLog(self.job.microbatches)
 
     @property
     def finished(self) -> int | None:
@@ -193,7 +207,8 @@ class CrewWorker:
             case Move.HALT:
                 self.phase = Phase.WAITING
                 self.is_told_to_halt = self.is_broken = False
-                self.up.append(m.Halted(self.generation, self.finished))
+                logged = () if self.job.log is None else self.log.runs()
+                self.up.append(m.Halted(self.generation, self.finished, logged=logged))
             case Move.FINISH:
                 self._finish()
             case Move.LEAVE:
@@ -252,6 +267,8 @@ class CrewWorker:
         if isinstance(message, m.Save):
             assert message.step > self.watermark
             self.save_step = message.step
+        if isinstance(message, m.Durable):
+            self.log.collect(message.step)
 
     def _newest_whole(self, welcome: m.Welcome) -> int | None:
         is_of_use = self.job.is_saved and welcome.is_beginning
@@ -276,7 +293,7 @@ class CrewWorker:
 
     def _adjust(self, resume: m.Resume) -> None:
         """What is done even when the generation is over again already."""
-        is_target = self._is_target(resume)
+        is_target = self._is_target(resume) or self._my_replay(resume) is not None
         if resume.restore is not None:
             assert self.place is not None
             assert self.state is None
@@ -288,6 +305,7 @@ class CrewWorker:
             assert is_target or resume.step == 0
             self.state = None if is_target else StageState()
             return
+        assert self._my_replay(resume) is None, "told to rebuild a state that it has"
         assert not (resume.undo and is_target), "told both to take a step back and to copy"
         assert not (resume.undo and resume.redo)
         if resume.redo is not None:
@@ -318,6 +336,7 @@ class CrewWorker:
         assert self.state is not None
         assert not last.is_scaled, f"step {last.step} was scaled already"
         self.gradients = replace(last, is_scaled=True)
+        self.log.scaled.add(last.step)
         self.state = replace(self.state, applied=(*self.state.applied[:-1], self.gradients))
 
     def _undo(self) -> None:
@@ -348,14 +367,94 @@ class CrewWorker:
         assert self.place is not None
         return self.place.stage, self.place.replica
 
+    def _my_replay(self, resume: m.Resume) -> m.Replay | None:
+        mine = (replay for replay in resume.replays if self._worker_id in replay.rebuilt)
+        return next(mine, None)
+
+    @property
+    def _worker_id(self) -> WorkerId:
+        stage, replica = self._seat
+        return WorkerId(replica, stage)
+
     def _can_connect(self) -> bool:
         if self.phase is not Phase.CONNECTING:
             return False
         assert self.resume is not None
+        if self._my_replay(self.resume) is not None:
+            return self._has_all_logs(self.resume) and self.failed_replay < self.generation
         return not self._is_target(self.resume) or (self.generation, self.uid) in self.wire.copies
+
+    def _has_all_logs(self, resume: m.Resume) -> bool:
+        """Of those who have a state; they are there first."""
+        rebuilt = {place for replay in resume.replays for place in replay.rebuilt}
+        return all(
+            (self.generation, member.uid) in self.wire.logs
+            for member in resume.members
+            if (member.replica, member.stage) not in rebuilt
+        )
+
+    def _take_part(self, resume: m.Resume) -> None:
+        """Gives what it has logged, and runs its share of each replay."""
+        self.wire.logs[self.generation, self.uid] = self.log
+        for replay in resume.replays:
+            if self._worker_id in replay.rebuilt:
+                self._rebuild(resume, replay)
+            elif self._worker_id in replay.replayers:
+                assert self.finished == resume.step - 1, "a helper keeps its own state"
+            if self._worker_id in replay.replayers:
+                self._log_again(replay)
+
+    def _log_again(self, replay: m.Replay) -> None:
+        assert self.place is not None
+        num_microbatches = self.place.replicas * self.job.microbatches
+        share = range(num_microbatches)
+        if replay.is_shared:
+            first = replay.replayers.index(self._worker_id)
+            assert first < num_microbatches, "there is nothing to share with it"
+            share = range(first, num_microbatches, len(replay.replayers))
+        self.log.sends_again(replay, share, attempt=self.generation)
+
+    def _rebuild(self, resume: m.Resume, replay: m.Replay) -> None:
+        """The steps after the checkpoint, from what the others have logged."""
+        assert self.place is not None
+        assert self.state is None
+        assert replay.last_step == resume.step - 1
+        logs = {
+            WorkerId(member.replica, member.stage): self.wire.logs[self.generation, member.uid]
+            for member in resume.members
+            if (self.generation, member.uid) in self.wire.logs
+        }
+        num_microbatches = self.place.replicas * self.job.microbatches
+        stages = self.place.stages
+        check_sources(replay, logs, num_stages=stages, num_microbatches=num_microbatches)
+        state = StageState()
+        if replay.checkpoint >= 0:
+            state = self.wire.part(replay.checkpoint, self.place.stage, stages)
+        scaled = logs[replay.scales_from].scaled
+        self.log.scaled |= scaled
+        for step in range(replay.checkpoint + 1, replay.last_step + 1):
+            # In which generation it ran first is not known to those who run it again.
+            self.gradients = Applied(step, -1, is_scaled=step in scaled)
+            state = replace(state, applied=(*state.applied, self.gradients))
+        self.state = state
+        is_last = self.place.stage + 1 == stages
+        self.up.append(
+            m.Replayed(
+                generation=self.generation,
+                step=replay.last_step,
+                loss=100.0 + replay.last_step if is_last else None,
+                norm_squared=self.norm_of(replay.last_step) ** 2 / stages,
+            )
+        )
 
     def _connect(self) -> None:
         assert self.resume is not None
+        if self._my_replay(self.resume) is not None and self.wire.num_damaged:
+            self.wire.num_damaged -= 1
+            self.failed_replay = self.generation
+            self.up.append(m.ReplayFailed(self.generation, "it is damaged"))
+            return
+        self._take_part(self.resume)
         uid_at = {(member.stage, member.replica): member.uid for member in self.resume.members}
         for copy in self.resume.copies:
             if (copy.stage, copy.source) == self._seat:
@@ -384,9 +483,20 @@ class CrewWorker:
         if step == self.job.steps:
             return
         self.wire.began[self.generation, step].add(self.uid)
+        self._send_all(step)
         if self.watermark >= self.finished:
             self.wire.reduced[self.generation, step].add(self.uid)
             self.gradients = None
+
+    def _send_all(self, step: int) -> None:
+        assert self.resume is not None
+        if self.job.log is None:
+            return
+        rows = self.resume.actions
+        if self.replan is not None and self.replan.from_step <= step:
+            rows = self.replan.actions
+        actions = m.unpack_actions(rows, worker=self._worker_id)
+        self.log.sends(actions, step=step, attempt=self.generation)
 
     @property
     def _is_at_boundary(self) -> bool:

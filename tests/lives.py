@@ -21,6 +21,7 @@ from everstep.membership.takeover import Told
 from everstep.membership.traffic import Effect, Input, Send
 from everstep.membership.world import World, WorldSettings
 from everstep.recovery.decide import decide_recovery
+from everstep.recovery.rebuild import plan_replay
 from fake_planner import one_f_one_b
 
 Generation = tuple[int, tuple[m.Member, ...]]
@@ -34,7 +35,12 @@ class Coordinator:
 
     def __init__(self, shape: Shape, settings: WorldSettings | None, *, told: Told) -> None:
         self._world = World(
-            shape, settings, planner=one_f_one_b, decide=decide_recovery, meeting=MEETING
+            shape,
+            settings,
+            planner=one_f_one_b,
+            decide=decide_recovery,
+            meeting=MEETING,
+            plan_replay=plan_replay,
         )
         self._door = Succession(self._world, told=told)
 
@@ -122,7 +128,8 @@ class LivesWorker(CrewWorker):
         self.meetings.present.setdefault(self._generation, set()).add(self.uid)
 
     def _adjust(self, resume: m.Resume) -> None:
-        if self.state is None and not resume.copies and resume.step == 0:
+        is_plain = not resume.copies and not resume.replays
+        if self.state is None and is_plain and resume.step == 0:
             self.state = StageState()
             return
         CrewWorker._adjust(self, resume)
@@ -175,7 +182,7 @@ class LivesCrew(Crew):
             number,
             self.job,
             self._norm_of,
-            self._wire,
+            self.wire,
             meetings=self.meetings,
         )
         self.workers.append(worker)

@@ -1,4 +1,5 @@
-"""Random interleavings of a job with checkpoints, in which stages lose their last worker, too.
+"""Random interleavings of a job with checkpoints, with and without logs, in which stages lose their
+last worker, too.
 
 Whatever happened, each step is told once, no update is missing or applied twice, and the job ends.
 """
@@ -24,16 +25,22 @@ STEPS = 6
     shape=st.sampled_from(SHAPES),
     picks=st.lists(st.binary(min_size=1, max_size=40), max_size=12),
     losses=st.lists(st.integers(0, 3), max_size=3),
+    is_logged=st.booleans(),
+    num_damaged=st.integers(0, 4),
 )
-def test_no_step_is_lost_or_told_twice(shape: Shape, picks: list[bytes], losses: list[int]) -> None:
+def test_no_step_is_lost_or_told_twice(
+    shape: Shape, picks: list[bytes], losses: list[int], is_logged: bool, num_damaged: int
+) -> None:
+    log = m.LogFacts(budget_bytes=1) if is_logged else None
     crew = Crew(
         shape,
-        job=job_facts(STEPS, is_saved=True),
+        job=job_facts(STEPS, is_saved=True, log=log),
         settings=WorldSettings(
             profile_steps=0, patience=Patience(tick_gap_s=1e9), replace_after_s=1.0
         ),
         has_agent=True,
     )
+    crew.wire.num_damaged = num_damaged
     crew.run_until(lambda: len(crew.workers) == shape.num_workers)
     for number, burst in enumerate(picks):
         for pick in burst:

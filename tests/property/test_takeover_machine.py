@@ -36,6 +36,7 @@ class LivesMachine(RuleBasedStateMachine):
         clipped=st.sets(st.integers(0, 5), max_size=3),
         profile_steps=st.integers(0, 3),
         has_agent=st.booleans(),
+        is_logged=st.booleans(),
         num_losses=st.integers(0, 3),
     )
     def begin(
@@ -45,12 +46,14 @@ class LivesMachine(RuleBasedStateMachine):
         clipped: set[int],
         profile_steps: int,
         has_agent: bool,
+        is_logged: bool,
         num_losses: int,
     ) -> None:
         self.clipped = {step for step in clipped if step < steps}
+        log = m.LogFacts(budget_bytes=1) if is_logged else None
         self.crew = LivesCrew(
             shape,
-            job=job_facts(steps, clip_norm=1.0),
+            job=job_facts(steps, clip_norm=1.0, log=log),
             norm_of=lambda step: 2.0 if step in clipped else 0.5,
             settings=WorldSettings(
                 profile_steps=profile_steps,

@@ -37,6 +37,8 @@ class WorldMachine(RuleBasedStateMachine):
         profile_steps=st.integers(0, 3),
         has_agent=st.booleans(),
         num_losses=st.integers(0, 5),
+        helpers=st.sampled_from([None, 0, 1]),
+        is_logged=st.booleans(),
     )
     def begin(
         self,
@@ -46,11 +48,14 @@ class WorldMachine(RuleBasedStateMachine):
         profile_steps: int,
         has_agent: bool,
         num_losses: int,
+        helpers: int | None,
+        is_logged: bool,
     ) -> None:
         self.clipped = {step for step in clipped if step < steps}
+        log = m.LogFacts(budget_bytes=1, helpers=helpers) if is_logged else None
         self.crew = Crew(
             shape,
-            job=job_facts(steps, clip_norm=1.0),
+            job=job_facts(steps, clip_norm=1.0, log=log),
             norm_of=lambda step: 2.0 if step in clipped else 0.5,
             settings=WorldSettings(
                 profile_steps=profile_steps,
@@ -62,6 +67,7 @@ class WorldMachine(RuleBasedStateMachine):
         self.crew.check = self._check
         self.num_losses_left = num_losses
         self.num_newcomers_left = 3
+        self.num_damaged_left = 2 if is_logged else 0
         self.num_broken_left = FRUITLESS_LIMIT
         self.watermark = -1
 
@@ -136,6 +142,12 @@ class WorldMachine(RuleBasedStateMachine):
         self.num_newcomers_left -= 1
         numbers = st.integers(0, self.crew.shape.num_workers)
         self.crew.add(data.draw(numbers, label="number"))
+
+    @precondition(lambda self: self.num_damaged_left)
+    @rule()
+    def a_replay_will_fail(self) -> None:
+        self.num_damaged_left -= 1
+        self.crew.wire.num_damaged += 1
 
     # What must hold.
 

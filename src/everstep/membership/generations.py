@@ -265,6 +265,7 @@ class Generations:
         """A stage's state is gone. When all steps are done, some may have left with it in peace;
         when there are checkpoints, everybody begins again with the newest."""
         books = self._books
+        self._rebuilding.forget()
         if books.job is not None and books.job.log is not None:
             reason = f"{decision.reason}, and it cannot be replayed: {why_no_replay}"
             decision = replace(decision, reason=reason)

@@ -241,6 +241,11 @@ class Rebuilding:
     def succeeded(self) -> None:
         self._num_failed = 0
 
+    def forget(self) -> None:
+        """Everybody begins again: nobody is waited for, and the next replay is another one."""
+        self._waits_since_s = None
+        self._num_failed = 0
+
 
 def _fields(replay: m.Replay) -> dict[str, object]:
     return {

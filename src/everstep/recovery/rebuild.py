@@ -8,6 +8,7 @@ replay is taken unless its range is so large, and those who share it so few, tha
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 
 from everstep.core.ids import WorkerId
@@ -65,6 +66,7 @@ def _replay(request: ReplayRequest, stages: ReplayRange) -> m.Replay:
     span = range(stages.first_stage, stages.last_stage + 1)
     new = tuple(place for place in sorted(request.new) if place.stage in span)
     replayers = (*new, *_helpers(request, num_new=len(new)))
+    sources = _sources(request, stages)
     return m.Replay(
         first_stage=stages.first_stage,
         last_stage=stages.last_stage,
@@ -72,10 +74,21 @@ def _replay(request: ReplayRequest, stages: ReplayRange) -> m.Replay:
         last_step=request.last_step,
         replayers=replayers,
         rebuilt=new,
-        is_shared=request.helpers != 0 and len(replayers) > 1,
-        sources=_sources(request, stages),
-        scales_from=min(request.holdings),
+        is_shared=_is_shared(request, num_replayers=len(replayers)),
+        sources=sources,
+        scales_from=_who_knows_scales(request, sources),
     )
+
+
+def _is_shared(request: ReplayRequest, *, num_replayers: int) -> bool:
+    """Not among more than there are micro-batches: each must have one to bring a gradient."""
+    return request.helpers != 0 and 1 < num_replayers <= _num_microbatches(request)
+
+
+def _who_knows_scales(request: ReplayRequest, sources: Sequence[m.LogSource]) -> WorkerId:
+    """Whoever logged the first step has seen them all; one that copied its state since has not."""
+    first = [source for source in sources if source.first_step == request.checkpoint + 1]
+    return first[0].holders[0] if first else min(request.holdings)
 
 
 def _helpers(request: ReplayRequest, *, num_new: int) -> tuple[WorkerId, ...]:
