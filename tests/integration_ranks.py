@@ -182,7 +182,7 @@ def train_gpt(directory: Path, stop_at: int | None) -> tuple[dict[int, float], n
             use_cpu=True,
             ddp_backend="gloo",
         ),
-        train_dataset=[{"input_ids": s, "labels": s} for s in sentences],  # type: ignore[arg-type]
+        train_dataset=[{"input_ids": s, "labels": s} for s in sentences],
         callbacks=[autosave, StopTraining(autosave, stop_at)],
     )
     trainer.losses = {}
