@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import subprocess
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -20,12 +21,15 @@ import torch
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
+from everstep.checkpoint.disk import LocalDisk
 from everstep.checkpoint.engine import Engine, EngineSettings
 from everstep.checkpoint.layout import Box, Layout, Part, Slice
 from everstep.checkpoint.restore import load_newest, newest, wait_writers
 from everstep.checkpoint.retention import Entry
 from everstep.checkpoint.state import FlatState, flatten, unflatten
+from everstep.checkpoint.wire import Remove
 from everstep.core.errors import NotInCheckpoint, WaitTimedOut
+from orders import OrderedWriter
 from states import state_of, what_is_in
 from trees import is_same
 
@@ -349,6 +353,37 @@ def test_retention_removes_what_it_does_not_keep(tmp_path: Path) -> None:
         for step in range(5):
             save_and_wait(engine, step, state_of(step))
         assert awaited(lambda: names_in(tmp_path) == ["step-000000003", "step-000000004"])
+
+
+def test_a_save_does_not_wait_until_an_old_one_is_freed(tmp_path: Path) -> None:
+    """Where a file system took 0.3 s to free a gigabyte, the save after it began that much later:
+    on disk at 0.6 of the disk's rate."""
+    may_free = threading.Event()
+
+    class SlowToFree(LocalDisk):
+        def remove_tree(self, path: Path) -> None:
+            assert may_free.wait(WAIT_S)
+            super().remove_tree(path)
+
+    orders = OrderedWriter(tmp_path, disk=SlowToFree())
+    assert orders.save(1, state_of(1))
+    orders._writer.obey(Remove(steps=(1,)), None)
+    assert orders.save(2, state_of(2))
+    hidden, *visible = names_in(tmp_path)
+    assert hidden.endswith(".removed")
+    assert visible == ["step-000000002"]
+    may_free.set()
+    orders._writer.wait_swept()
+    assert names_in(tmp_path) == ["step-000000002"]
+
+
+def test_a_writer_that_was_started_listens_when_memory_is_made(tmp_path: Path) -> None:
+    """A trainer that was killed right after its start left a writer that had not looked at its
+    first order yet: the next trainer saw no writer, waited for none, and began anew."""
+    with Engine(tmp_path, settings=SETTINGS) as engine:
+        engine.start_writer()
+        engine.prepare(state_of(1))
+        assert engine.costs.disk_bytes_per_s > 0, "it has not said that it is ready"
 
 
 def test_retention_never_removes_the_newest(tmp_path: Path) -> None:

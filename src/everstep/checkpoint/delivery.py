@@ -80,6 +80,7 @@ class Delivery:
         self._lent: dict[int, tuple[WriterProcess, int]] = {}
         """Slots that a writer has begun with and the copier still fills, by save."""
         self._writer: WriterProcess | None = None
+        self._is_ready = False
         self.disk_bytes_per_s = 0.0
 
     @property
@@ -94,9 +95,15 @@ class Delivery:
         """The living one, or a new one. Raises OSError."""
         with self._changed:
             if self._writer is None:
+                self._is_ready = False
                 self._writer = WriterProcess(heard=self._heard, gone=self._writer_gone)
                 self._writer.send(self._opening)
             return self._writer
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Until the writer, if there is one, listens; what it is sent before is not lost."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_ready or self._writer is None, timeout_s)
 
     def next_slot(self) -> int:
         number = self._arena.take(timeout_s=self._wave_timeout_s)
@@ -192,6 +199,9 @@ class Delivery:
         match report:
             case Ready(disk_bytes_per_s=rate):
                 self.disk_bytes_per_s = rate
+                with self._changed:
+                    self._is_ready = True
+                    self._changed.notify_all()
             case SlotFree(slot=slot):
                 self._free(slot, writer)
             case Committed():
@@ -210,6 +220,7 @@ class Delivery:
         with self._changed:
             if self._writer is writer:
                 self._writer = None
+                self._changed.notify_all()
             slots = [number for number, holder in self._slots.items() if holder is writer]
             lost = [number for number, save in self._saves.items() if save.writer is writer]
         for number in lost:

@@ -40,6 +40,9 @@ Event: TypeAlias = Mapping[str, object]
 
 _logger = logging.getLogger("everstep.checkpoint")
 
+READY_WITHIN_S = 5.0
+"""A Python process starts in tenths of a second; on a busy machine in a few."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
@@ -132,7 +135,11 @@ class Engine:
 
     def prepare(self, state: FlatState, *, layout: Layout | None = None) -> None:
         """Makes the memory for a copy of this state, ahead of the first save. Optional; takes about
-        a second per gigabyte, which that save would take otherwise."""
+        a second per gigabyte, which that save would take otherwise.
+
+        Waits for a writer that was started: one that is only about to look at what it was handed
+        would not be seen by a trainer that comes after this one was killed.
+        """
         tensors = self._to_write(state, layout or Layout())
         image = self._lay_out(tensors, layout or Layout())
         number = self._arena.take()
@@ -142,6 +149,7 @@ class Engine:
             device = device_of(tensors.values())
             self._arena.memory(number, wanted_bytes=image.data_bytes, device=device)
         self._arena.give_back(number)
+        self._delivery.wait_ready(READY_WITHIN_S)
 
     def save(
         self,

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 from everstep.checkpoint.layout import Layout
 from everstep.checkpoint.restore import Found
 from everstep.checkpoint.state import JSON, FlatState, flatten, unflatten
+from everstep.checkpoint.subjects import Subjects
 
 Tree: TypeAlias = dict[str, Any]
 
@@ -36,8 +37,25 @@ class RankState:
     """Names in `shared` that this rank alone writes."""
 
 
+def capture(
+    subjects: Subjects, extras: Tree, *, rank: int, size: int
+) -> tuple[FlatState, Layout | None]:
+    """What this rank hands to its engine. Raises StateNotSavable."""
+    shared, own = subjects.capture()
+    state = RankState(
+        shared=shared,
+        own=own,
+        extras=extras,
+        kinds=subjects.kinds(),
+        private=subjects.private_names(),
+    )
+    flat, layout = compose(state, rank=rank, size=size)
+    volatile = flat.tensors.keys() - subjects.still_names(flat.tensors)
+    return replace(flat, volatile=frozenset(volatile)), layout
+
+
 def compose(state: RankState, *, rank: int, size: int) -> tuple[FlatState, Layout | None]:
-    """What this rank hands to its engine. No tensor is volatile yet."""
+    """As named tensors and plain JSON. No tensor is volatile yet."""
     mine = {"own": state.own, "extras": state.extras}
     flat = flatten({**state.shared, "kinds": dict(state.kinds), "ranks": {str(rank): mine}})
     if size == 1:

@@ -19,7 +19,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -32,7 +32,7 @@ from everstep.checkpoint.finding import find_agreed
 from everstep.checkpoint.judgement import Judgement
 from everstep.checkpoint.layout import Layout, Part
 from everstep.checkpoint.policy import Policy
-from everstep.checkpoint.rank_state import RankState, Tree, compose, read_for_rank
+from everstep.checkpoint.rank_state import Tree, capture, read_for_rank
 from everstep.checkpoint.restore import Found
 from everstep.checkpoint.retention import KeepLast, Retention
 from everstep.checkpoint.signals import Signals
@@ -88,7 +88,8 @@ class Saver:
             num_ranks=self._agreement.size,
             replicated=replicated,
         )
-        self._check_savable()
+        # What cannot be saved is said before training, not at the first checkpoint.
+        capture(self._subjects, {}, rank=self.rank, size=self._agreement.size)
         self._judgement = Judgement(
             settings.policy,
             directory=settings.directory,
@@ -215,7 +216,7 @@ class Saver:
         """After the first update: before it, optimizers have not made their state."""
         self._is_prepared = True
         try:
-            state, layout = self._compose(extras)
+            state, layout = self._capture(extras)
         except Exception as error:  # noqa: BLE001 what cannot be saved must not stop training
             _logger.warning("checkpoints could not be prepared for, and may fail: %s", error)
         else:
@@ -227,7 +228,7 @@ class Saver:
         self._judgement.progress.saving(self.step)
         try:
             self._judgement.losses.read()
-            state, layout = self._compose(extras)
+            state, layout = self._capture(extras)
             has_begun = self._started_engine().save(
                 self.step,
                 state,
@@ -308,27 +309,9 @@ class Saver:
         # Whoever got it decided to go on.
         self._judgement.record.note(0.0)
 
-    # What a checkpoint is made of.
-
-    def _compose(self, extras: Callable[[], Tree]) -> tuple[FlatState, Layout | None]:
-        state, layout = compose(self._capture(extras), rank=self.rank, size=self._agreement.size)
-        volatile = state.tensors.keys() - self._subjects.still_names(state.tensors)
-        return replace(state, volatile=frozenset(volatile)), layout
-
-    def _capture(self, extras: Callable[[], Tree]) -> RankState:
-        shared, own = self._subjects.capture()
-        return RankState(
-            shared=shared,
-            own=own,
-            extras={"loop": extras(), "saver": self._judgement.kept()},
-            kinds=self._subjects.kinds(),
-            private=self._subjects.private_names(),
-        )
-
-    def _check_savable(self) -> None:
-        """What cannot be saved is said before training, not at the first checkpoint."""
-        shared, own = self._subjects.capture()
-        compose(RankState(shared=shared, own=own, extras={}, kinds={}), rank=0, size=1)
+    def _capture(self, extras: Callable[[], Tree]) -> tuple[FlatState, Layout | None]:
+        kept = {"loop": extras(), "saver": self._judgement.kept()}
+        return capture(self._subjects, kept, rank=self.rank, size=self._agreement.size)
 
     # Events.
 
