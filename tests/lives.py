@@ -83,6 +83,7 @@ class LivesWorker(CrewWorker):
     """Frozen when the coordinator died: it greets the new one when it wakes up."""
 
     def __post_init__(self) -> None:
+        CrewWorker.__post_init__(self)
         hello = m.Hello(uid=self.uid, number=self.number, pid=1, host="h", data_address="a:1")
         self.memory = Memory(hello)
         self.up = Mouth(self.memory)
