@@ -33,6 +33,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/checkpoint_crash.py
 	$(BIN)/python benchmarks/checkpoint_policy.py
 	$(BIN)/python benchmarks/simulator.py
+	$(BIN)/python benchmarks/logging_and_replay.py
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
