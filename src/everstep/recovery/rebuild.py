@@ -65,7 +65,7 @@ def choose_logs(request: LogRequest) -> LogChoice:
 def _replay(request: ReplayRequest, stages: ReplayRange) -> m.Replay:
     span = range(stages.first_stage, stages.last_stage + 1)
     new = tuple(place for place in sorted(request.new) if place.stage in span)
-    replayers = (*new, *_helpers(request, num_new=len(new)))
+    replayers = (*new, *_helpers(request, stages, num_new=len(new)))
     sources = _sources(request, stages)
     return m.Replay(
         first_stage=stages.first_stage,
@@ -91,12 +91,18 @@ def _who_knows_scales(request: ReplayRequest, sources: Sequence[m.LogSource]) ->
     return first[0].holders[0] if first else min(request.holdings)
 
 
-def _helpers(request: ReplayRequest, *, num_new: int) -> tuple[WorkerId, ...]:
-    """Survivors, all of which wait anyway; no more than there are micro-batches to share."""
+def _helpers(request: ReplayRequest, stages: ReplayRange, *, num_new: int) -> tuple[WorkerId, ...]:
+    """Survivors, all of which wait anyway; no more than there are micro-batches to share.
+
+    Neighbours last: they log again what the range had sent to themselves, and when one of them is
+    lost next, that is lost with it.
+    """
     most = _num_microbatches(request) - num_new
     if request.helpers is not None:
         most = min(most, request.helpers)
-    return tuple(sorted(request.holdings))[: max(0, most)]
+    neighbours = (stages.first_stage - 1, stages.last_stage + 1)
+    willing = sorted(request.holdings, key=lambda place: (place.stage in neighbours, place))
+    return tuple(willing[: max(0, most)])
 
 
 def _sources(request: ReplayRequest, stages: ReplayRange) -> tuple[m.LogSource, ...]:

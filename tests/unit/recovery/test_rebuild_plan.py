@@ -55,6 +55,9 @@ def request(lost: Iterable[int], **changes: Any) -> ReplayRequest:
     return ReplayRequest(**(facts | changes))
 
 
+HOLDINGS_OF_TWO = {at(stage): logged(stage, microbatches=range(2)) for stage in (0, 2, 3)}
+
+
 def planned(request: ReplayRequest) -> tuple[m.Replay, ...]:
     replays = plan_replay(request)
     assert not isinstance(replays, NoReplay), replays.reason
@@ -142,8 +145,8 @@ def test_what_helpers_logged_of_another_replay_is_found_with_each_of_them() -> N
     ("helpers", "replayers", "is_shared"),
     [
         (0, (at(1),), False),
-        (1, (at(1), at(0)), True),
-        (None, (at(1), at(0), at(2)), True),
+        (1, (at(1), at(3)), True),
+        (None, (at(1), at(3), at(0)), True),
     ],
 )
 def test_helpers_are_no_more_than_allowed_and_than_there_is_work_for(
@@ -151,6 +154,15 @@ def test_helpers_are_no_more_than_allowed_and_than_there_is_work_for(
 ) -> None:
     (replay,) = planned(request([1], helpers=helpers))
     assert (replay.replayers, replay.is_shared) == (replayers, is_shared)
+
+
+def test_neighbours_help_last_because_what_they_log_for_themselves_dies_with_them() -> None:
+    """Found live: stage 2 helped to rebuild stage 1, and logged a third of what stage 1 had sent to
+    it. When it was lost next, that third was gone, and stage 1 had to be replayed as well."""
+    (replay,) = planned(request([1]))
+    assert at(2) not in replay.replayers
+    (replay,) = planned(request([1], microbatches=2, holdings=HOLDINGS_OF_TWO))
+    assert replay.replayers == (at(1), at(3))
 
 
 def test_without_helpers_both_of_two_lost_neighbours_run_everything() -> None:
