@@ -28,3 +28,18 @@ def test_ranks_in_anothers_loop_go_on_bit_for_bit(tmp_path: Path, loop: Callable
         assert after == {step: losses[step] for step in after}
         assert max(after) == max(losses)
         assert weights_again == weights, f"rank {rank}"
+
+
+def test_a_rank_that_comes_second_leaves_what_the_first_has_written(tmp_path: Path) -> None:
+    """Found in a whole run of the tests: both ranks had seen that nothing was there, the first
+    wrote it and gave it to its Trainer, and the second removed it as something older."""
+    from everstep.integrations.transformers import _write_for_trainer
+
+    (older := tmp_path / ".trainer-step-000000002").mkdir()
+    target = tmp_path / ".trainer-step-000000004"
+    _write_for_trainer(target, {}, "{}")
+    (mark := target / "mark").touch()
+    _write_for_trainer(target, {}, "{}")
+    assert mark.exists()
+    assert not older.exists()
+    assert list(tmp_path.iterdir()) == [target]

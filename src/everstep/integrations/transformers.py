@@ -286,7 +286,8 @@ def _is_end_of_pass(state: TrainerState) -> bool:
 
 def _write_for_trainer(target: Path, weights: Mapping[str, Any], state: str) -> None:
     for older in target.parent.glob(".trainer-*"):
-        shutil.rmtree(older, ignore_errors=True)
+        if not older.name.startswith(target.name):  # that is another rank's, of this step
+            shutil.rmtree(older, ignore_errors=True)
     beside = target.with_name(f"{target.name}.{os.getpid()}")
     beside.mkdir(parents=True)
     save_file(dict(weights), beside / SAFE_WEIGHTS_NAME)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
@@ -200,6 +200,7 @@ def together(turn: Turn, job: Callable[[int], Found], *, number: int) -> list[Fo
     """Runs `job` for 0, 1, ... on a thread of its own each, one at a time."""
 
     def one(rank: int) -> Found:
+        torch.set_num_threads(1)  # each thread has a number of its own, and bits depend on it
         with turn:
             return job(rank)
 
@@ -310,6 +311,15 @@ def tensors_of(piece: Piece) -> list[Tensor]:
         found += [value for state in states for value in state.values()]
         found.append(torch.tensor(piece.update.scheduler.get_last_lr()))
     return found
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Found in a whole run of the tests: others had set it, for this thread only."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
