@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from everstep.core.errors import ConfigError
 from everstep.core.ids import WorkerId
 from everstep.membership import messages as m
 from everstep.membership.books import Books
@@ -67,13 +66,8 @@ def restore_newest(books: Books, live: Mapping[WorkerId, Worker]) -> int | None:
     if not steps:
         books.ledger = StepLedger(books.shape.stages)
         return None
-    blind = [str(place) for place, step in found.items() if step is None]
-    if blind:
-        raise ConfigError(
-            "checkpoint.directory",
-            f"without checkpoints for {', '.join(blind)}",
-            f"must be one that all workers see (others found step {max(steps)} there)",
-        )
+    # Who has found none may have looked a moment too soon: the last parts were still being written.
+    # It is told to load what the others have found, and says so when it cannot see it.
     step = min(steps)
     books.ledger = StepLedger(books.shape.stages, step + 1)
     books.durable_step = step

@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from everstep.checkpoint.engine import Engine, EngineSettings
 from everstep.checkpoint.finding import find_newest
@@ -24,6 +25,7 @@ from everstep.checkpoint.policy import Policy
 from everstep.checkpoint.restore import Found
 from everstep.checkpoint.retention import KeepLast, Retention
 from everstep.checkpoint.state import JSON, FlatState, flatten
+from everstep.core.errors import CheckpointCorrupt, ConfigError
 from everstep.training.loading import load_part, load_step, read_part
 from everstep.training.stage_tree import StageTree
 
@@ -101,7 +103,7 @@ class StageSaver:
         began_s = time.monotonic()
         whole, self._whole = self._whole, None
         if whole is None or whole[0].step != step:
-            loaded = load_step(self._settings.directory, step, self._tree)
+            loaded = self._load(step)
         else:
             loaded = load_part(whole[1], self._tree, source=str(whole[0].path))
         took_s = self._reading_s + time.monotonic() - began_s
@@ -109,6 +111,17 @@ class StageSaver:
         self._saved = step, None
         self._first_step, self._is_recording = None, False
         self._reading_s = 0.0
+
+    def _load(self, step: int) -> dict[str, Any]:
+        """One that other workers have found."""
+        try:
+            return load_step(self._settings.directory, step, self._tree)
+        except CheckpointCorrupt as corrupt:
+            raise ConfigError(
+                "checkpoint.directory",
+                f"{str(self._settings.directory)!r}, where this worker cannot load step {step}",
+                f"must be one that all workers see: others found it whole ({corrupt.why})",
+            ) from corrupt
 
     # Training.
 

@@ -106,16 +106,19 @@ def test_a_stage_that_dies_again_and_again_ends_the_job() -> None:
     assert num_restarts == RESTART_LIMIT
 
 
-def test_checkpoints_that_only_some_can_see_are_refused() -> None:
+def test_who_looked_too_soon_loads_what_the_others_found() -> None:
+    """Found in a whole run of the tests: all were started again while the last part of a checkpoint
+    was being written; one worker looked before it was there, the others after, and the job ended
+    with the advice to use a directory that all can see."""
     crew = saved_crew(has_agent=False)
     for number, worker in enumerate(crew.workers):
         crew.do(worker, worker.moves()[0])
         worker.take()
         worker.up.clear()
         crew.tell(worker, m.Ready(crew.job, 5 if number else None))
-    assert crew.outcome is not None
-    assert "must be one that all workers see" in crew.outcome.why
-    assert "0:0" in crew.outcome.why
+    assert crew.outcome is None
+    resumes = [message for worker in crew.workers for message in worker.down]
+    assert [r.restore for r in resumes if isinstance(r, m.Resume)] == [5] * len(crew.workers)
 
 
 def test_all_begin_with_the_newest_that_everybody_can_read() -> None:
