@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
 import torch
 
+from everstep.checkpoint.engine import Engine, EngineSettings
+from everstep.checkpoint.layout import Part
 from everstep.checkpoint.restore import Found
 from everstep.checkpoint.state import FlatState, flatten, unflatten
 
@@ -30,3 +36,13 @@ def what_is_in(found: Found) -> tuple[int, int]:
     for name, tensor in tree["tensors"].items():
         assert bool((tensor == float(step * 1000 + salt)).all()), f"{name} is mixed: {tensor}"
     return step, salt
+
+
+def save_a_part(pipe: Connection, directory: Path) -> None:
+    """In a process of its own: the first of two parts. Says so, and waits for the other."""
+    engine = Engine(directory, part=Part(0, 2, run="r"), settings=EngineSettings(probe_bytes=0))
+    engine.save(1, state_of(1))
+    while not list(directory.glob(".step-*.partial/part-*")):
+        time.sleep(0.01)
+    pipe.send(1)
+    engine.wait(float("inf"))

@@ -27,10 +27,13 @@ from everstep.checkpoint.layout import Box, Layout, Part, Slice
 from everstep.checkpoint.restore import load_newest, newest, wait_writers
 from everstep.checkpoint.retention import Entry
 from everstep.checkpoint.state import FlatState, flatten, unflatten
+from everstep.checkpoint.storage import LocalStorage
 from everstep.checkpoint.wire import Remove
+from everstep.checkpoint.writer import ORPHAN_PATIENCE_S
 from everstep.core.errors import NotInCheckpoint, WaitTimedOut
+from everstep.testing.crashes import children_of, hear, started, wait_gone
 from orders import OrderedWriter
-from states import state_of, what_is_in
+from states import save_a_part, state_of, what_is_in
 from trees import is_same
 
 WAIT_S = 30.0
@@ -420,6 +423,32 @@ def test_parts_that_do_not_come_are_named_when_patience_ends(tmp_path: Path) -> 
     assert event["event"] == "checkpoint_failed"
     assert "parts 0, 2 of 3" in event["why"]
     assert names_in(tmp_path) == []
+
+
+def test_a_part_whose_trainer_died_waits_only_for_parts_that_are_being_written(
+    tmp_path: Path,
+) -> None:
+    """Two trainers were killed, one before it had begun its part of the checkpoint. The other's
+    writer waited ten minutes for it; the next start waited a minute for that writer."""
+    with started(save_a_part, tmp_path) as (trainer, pipe):
+        hear(pipe)
+        (writer,) = children_of(trainer)
+        trainer.kill()
+        wait_gone(writer)
+    assert names_in(tmp_path) == []
+
+
+def test_a_part_whose_trainer_died_waits_for_a_part_that_is_being_written(tmp_path: Path) -> None:
+    with started(save_a_part, tmp_path) as (trainer, pipe):
+        hear(pipe)
+        (writer,) = children_of(trainer)
+        slow = LocalStorage(tmp_path).open_part(1, "r", 1, of=2)
+        trainer.kill()
+        time.sleep(ORPHAN_PATIENCE_S + 0.5)
+        slow.close()
+        assert OrderedWriter(tmp_path).save(1, state_of(1, prefix="b"), run="r", index=1, of=2)
+        wait_gone(writer)
+    assert names_in(tmp_path) == ["step-000000001"]
 
 
 def test_two_replicas_of_two_stages_are_read_by_one_replica_of_three(tmp_path: Path) -> None:

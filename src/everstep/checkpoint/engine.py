@@ -43,6 +43,9 @@ _logger = logging.getLogger("everstep.checkpoint")
 READY_WITHIN_S = 5.0
 """A Python process starts in tenths of a second; on a busy machine in a few."""
 
+LEAVE_WITHIN_S = 1.0
+"""What is left of a copy that was begun."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
@@ -245,6 +248,14 @@ class Engine:
             _logger.warning("the checkpoint writer (process %s) goes on alone", self.writer_pid)
         if is_copied:
             self._arena.close()
+
+    def leave(self) -> None:
+        """Closes without a wait for the disk: what the writer was given becomes durable, what it
+        was not given whole is dropped."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._copier.close(LEAVE_WITHIN_S)
+            self._delivery.finish(0.0)
 
     def __enter__(self) -> Engine:
         return self

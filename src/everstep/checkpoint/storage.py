@@ -16,7 +16,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -60,6 +60,9 @@ class Storage(Protocol):
 
     def try_commit(self, step: int, run: str, *, of: int) -> list[int]:
         """The parts that are still missing; none: the checkpoint is there, and on disk."""
+
+    def are_coming(self, step: int, run: str, missing: Sequence[int], *, of: int) -> bool:
+        """Whether a live process works on one of these parts; True when that cannot be told."""
 
     def discard_part(self, step: int, run: str, index: int, *, of: int) -> None: ...
 
@@ -145,6 +148,10 @@ class LocalStorage:
             if not missing:
                 self._commit(join_parts(parts))
             return missing
+
+    def are_coming(self, step: int, run: str, missing: Sequence[int], *, of: int) -> bool:
+        partial = self.partial(step, run)
+        return any(is_held(partial / shard_file_name(index, of)) for index in missing)
 
     def _commit(self, manifest: Manifest) -> None:
         partial = self.partial(manifest.step, manifest.run)

@@ -45,6 +45,9 @@ from everstep.core.errors import EverstepError
 POLL_S = 0.05
 """How often others' parts are looked for while a checkpoint waits for them."""
 
+ORPHAN_PATIENCE_S = 2.0
+"""How long a writer whose trainer has died waits for parts that nobody is seen writing."""
+
 PROBE_WITHIN_S = 0.25
 _TROUBLE = (OSError, EverstepError)
 
@@ -83,6 +86,7 @@ class Writer:
         self._sweeper = ThreadPoolExecutor(1, thread_name_prefix="sweeper")
         self._storage: Storage | None = None
         self._patience_s = 0.0
+        self._is_orphan = False
 
     def obey(self, order: Order, fd: int | None) -> None:
         match order:
@@ -111,9 +115,17 @@ class Writer:
         return any(job.waiting_since_s is not None for job in self._jobs.values())
 
     def abandon_unfinished(self) -> None:
-        """The trainer is gone: jobs whose last wave has not come never will be whole."""
+        """No order will come: jobs whose last wave has not come never will be whole."""
         for number in [n for n, job in self._jobs.items() if job.waiting_since_s is None]:
             self._drop(number)
+
+    def orphaned(self) -> None:
+        """The trainer has died. Those of the other parts may have died with it, before they began:
+        from now on a part is waited for only while somebody writes it."""
+        if not self._is_orphan:
+            self._is_orphan = True
+            for job in self._jobs.values():
+                job.waiting_since_s = time.monotonic()
 
     def _open(self, order: Open) -> None:
         self._patience_s = order.patience_s
@@ -183,13 +195,19 @@ class Writer:
         except _TROUBLE as error:
             self._fail(number, _why(error))
             return
-        waited_s = time.monotonic() - job.waiting_since_s
         if not missing:
             del self._jobs[number]
             job.file.close()
             pairs = tuple((each.step, each.loss) for each in saved)
             self._tell(Committed(job=number, write_s=job.write_s, saved=pairs))
-        elif waited_s > self._patience_s:
+            return
+        patience_s = self._patience_s
+        if self._is_orphan:
+            patience_s = min(patience_s, ORPHAN_PATIENCE_S)
+            if self._storage.are_coming(begin.step, begin.run, missing, of=begin.of):
+                job.waiting_since_s = time.monotonic()
+        waited_s = time.monotonic() - job.waiting_since_s
+        if waited_s > patience_s:
             names = ", ".join(map(str, missing))
             why = f"parts {names} of {begin.of} have not come within {waited_s:.0f} s"
             self._fail(number, why)
@@ -282,6 +300,8 @@ def serve(wire: Wire, *, trainer_pid: int) -> None:
     writer.abandon_unfinished()
     while writer.is_waiting:
         time.sleep(POLL_S)
+        if os.getppid() != trainer_pid:
+            writer.orphaned()
         writer.look_for_parts()
     writer.wait_swept()
 

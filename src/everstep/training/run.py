@@ -212,13 +212,15 @@ class Run:
             self._holding.fetcher.close()
         if self._log is not None:
             self._log.close()
-        if self._saver is not None:
+        if self._saver is not None and self._is_over:
             with suppress(EverstepError):  # the coordinator need not be there any more
                 self._tell_saves()
             events = self._saver.close()
             with suppress(EverstepError):
                 for event in events:
                     self._guide.report_saved(event)
+        elif self._saver is not None:
+            self._saver.leave()
 
     def wait_watermark(self, step: int) -> None:
         """Returns when everybody has finished `step`, which then stands: if it is to be saved, that

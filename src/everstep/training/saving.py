@@ -190,12 +190,22 @@ class StageSaver:
 
     def close(self) -> list[Mapping[str, object]]:
         """Waits until what was saved is on disk; what became of it."""
-        if self._is_recording:
-            self._is_recording = False
-            self._judgement.record.end()
+        self._end_record()
         if self._engine is not None:
             self._engine.close()
         return self.events()
+
+    def leave(self) -> None:
+        """The job goes on without this worker, or ends before its time. Others may have been lost
+        before they began their parts: a wait for those could be a long one."""
+        self._end_record()
+        if self._engine is not None:
+            self._engine.leave()
+
+    def _end_record(self) -> None:
+        if self._is_recording:
+            self._is_recording = False
+            self._judgement.record.end()
 
     def _flat(self) -> FlatState:
         tree = self._tree.tree()
