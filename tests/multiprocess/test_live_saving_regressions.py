@@ -101,8 +101,8 @@ def test_the_memory_for_copies_is_there_before_the_first_of_them(tmp_path: Path)
     """It was made inside the first save, whose cost was then taken for that of all others."""
     run = begin(tmp_path, steps=12, policy=Watching())
     next(run)
-    assert run._saver is not None
-    arena = run._saver._started_engine()._arena
+    assert run._saves is not None
+    arena = run._saves._saver._started_engine()._arena
     slot = arena._slots[0]
     assert [step.index for step in run] == list(range(1, 12))
     assert arena._slots[0] is slot

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from everstep.comm.lifetime import Lifetime
@@ -28,57 +27,10 @@ from everstep.membership import messages as m
 from everstep.membership.client import Client
 from everstep.membership.recovering import StateCopy
 from everstep.schedule.actions import Action
+from everstep.training.orders import Orders, Stand
 
 SentBytes = Mapping[m.LogDirection, int]
 """That one step sends to the next stage and to the one before."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Orders:
-    """What to do in one generation."""
-
-    generation: int
-    step: int
-    """The next to run."""
-
-    actions: tuple[Action, ...]
-    addresses: dict[WorkerId, str]
-    """The data addresses of all live workers."""
-
-    lifetime: Lifetime
-    meeting: m.Meeting | None = None
-    profile_steps: int = 0
-    redo: m.RollBack | None = None
-    undo: bool = False
-    copies: tuple[StateCopy, ...] = ()
-    is_copied_step_open: bool = False
-    """Those who copy are one step behind: they need its gradients only."""
-
-    operations: int = 0
-    """Completed by everybody; later ones are to be served again."""
-
-    result: m.StepResult | None = None
-    """Of the step before `step`, for those who get it by copy."""
-
-    restore: int | None = None
-    """The step whose checkpoint is to be loaded first."""
-
-    replays: tuple[m.Replay, ...] = ()
-    """Stages that are rebuilt before the first step."""
-
-    unlogged: tuple[int, ...] = ()
-    """Boundaries that need no log."""
-
-    save_name: str = "alone"
-    """Joins the parts of a checkpoint: the same on all workers of a generation, and of no other, of
-    this job or another."""
-
-    @property
-    def members(self) -> tuple[WorkerId, ...]:
-        return tuple(sorted(self.addresses))
-
-    def members_of(self, stage: int) -> tuple[WorkerId, ...]:
-        return tuple(worker for worker in self.members if worker.stage == stage)
 
 
 class Guide(Protocol):
@@ -112,14 +64,7 @@ class Guide(Protocol):
 
     def report_profile(self, profiler: Profiler, *, sent: SentBytes) -> None: ...
 
-    def report_halted(
-        self,
-        finished_step: int | None,
-        *,
-        operations: int,
-        is_operating: bool = False,
-        logged: tuple[m.LogRun, ...] = (),
-    ) -> None: ...
+    def report_halted(self, stand: Stand) -> None: ...
 
     def report_broken(self, cause: str) -> None: ...
 
@@ -253,16 +198,15 @@ class CoordinatorGuide:
         )
         self._client.send(m.Profile(self._generation, durations))
 
-    def report_halted(
-        self,
-        finished_step: int | None,
-        *,
-        operations: int,
-        is_operating: bool = False,
-        logged: tuple[m.LogRun, ...] = (),
-    ) -> None:
+    def report_halted(self, stand: Stand) -> None:
         self._client.send(
-            m.Halted(self._generation, finished_step, operations, is_operating, logged)
+            m.Halted(
+                self._generation,
+                stand.finished_step,
+                stand.operations,
+                stand.is_operating,
+                stand.logged,
+            )
         )
 
     def report_broken(self, cause: str) -> None:
@@ -349,14 +293,7 @@ class SoloGuide:
     def report_profile(self, profiler: Profiler, *, sent: SentBytes) -> None:
         """There is nobody to tell."""
 
-    def report_halted(
-        self,
-        finished_step: int | None,
-        *,
-        operations: int,
-        is_operating: bool = False,
-        logged: tuple[m.LogRun, ...] = (),
-    ) -> None:
+    def report_halted(self, stand: Stand) -> None:
         """There is nobody to tell."""
 
     def report_replayed(

@@ -15,7 +15,6 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from everstep.comm.channels import Channels
 from everstep.core.clock import Clock
 from everstep.core.errors import (
     CheckpointCorrupt,
@@ -29,28 +28,24 @@ from everstep.core.errors import (
     PeerSilent,
     StoreUnreachable,
 )
-from everstep.core.ids import WorkerId
 from everstep.core.points import Point, passing
 from everstep.execute.data import Dataset
 from everstep.execute.evaluation import Evaluation
-from everstep.execute.executor import Clipping, Executor, StepReport, upcoming
-from everstep.execute.gather import receive_state, send_state
+from everstep.execute.executor import Clipping, Executor, upcoming
 from everstep.execute.links import Links
-from everstep.execute.reduction import sum_over
 from everstep.execute.replay import Piece
 from everstep.execute.timing import Profiler
 from everstep.membership.messages import ClipMode
 from everstep.recovery.log import LogReport
-from everstep.recovery.transfer import (
-    receive_gradients,
-    receive_state_copy,
-    send_gradients,
-    send_state_copy,
-)
 from everstep.schedule.actions import Action
-from everstep.training.guide import Guide, Orders
+from everstep.training.copying import copy_states
+from everstep.training.gathering import gather
+from everstep.training.guide import Guide
 from everstep.training.holding import Holding
+from everstep.training.orders import Orders, Stand
+from everstep.training.pace import Pace
 from everstep.training.rebuilding import Rebuilder
+from everstep.training.saves import Saves
 from everstep.training.saving import StageSaver
 from everstep.training.stage_log import StageLog
 
@@ -89,21 +84,6 @@ class Connect(Protocol):
         """Connects to the peers of a generation."""
 
 
-class _Pace:
-    def __init__(self, run: Run, orders: Orders) -> None:
-        self._run = run
-        self._orders = orders
-
-    def check(self) -> None:
-        self._orders.lifetime.check()
-
-    def wait_watermark(self, step: int) -> None:
-        self._run.wait_watermark(step)
-
-    def before_update(self) -> None:
-        self._run.before_update()
-
-
 @dataclass(frozen=True, slots=True)
 class _Operation:
     """An evaluation or a gathering, kept until the next step in case it must be served again."""
@@ -130,7 +110,10 @@ class Run:
         """`log` and `rebuilder`: both or none."""
         self.steps = steps
         self._holding = holding
-        self._saver = saver
+        self._saves = None
+        if saver is not None:
+            me, num_stages = holding.me, holding.stage.num_stages
+            self._saves = Saves(saver, guide, me=me, num_stages=num_stages, steps=steps)
         self._log = log
         self._rebuilder = rebuilder
         self._guide = guide
@@ -167,7 +150,7 @@ class Run:
     @property
     def is_reporter(self) -> bool:
         """Whether this is the one live worker that speaks for all."""
-        return self._holding.me == self._lead(self._holding.stage.num_stages - 1)
+        return self._holding.me == self._orders.lead(self._holding.stage.num_stages - 1)
 
     def evaluate(self, dataset: Dataset) -> dict[str, float]:
         """The mean loss and metrics over `dataset`, without training. Call it on every worker."""
@@ -190,7 +173,12 @@ class Run:
     def state_dict(self) -> dict[str, Tensor]:
         """The whole model's, with the keys of `job.model()`, on the reporter; empty on the others.
         Call it on every worker."""
-        return self._perform(self._gather)
+
+        def operation() -> dict[str, Tensor]:
+            passing(Point.BEFORE_GATHER, step=self._state_step)
+            return gather(self._holding, self._orders, self._connected)
+
+        return self._perform(operation)
 
     def log_report(self) -> LogReport | None:
         """What this worker's log holds, in memory and on disk; None when nothing is logged."""
@@ -212,49 +200,11 @@ class Run:
             self._holding.fetcher.close()
         if self._log is not None:
             self._log.close()
-        if self._saver is not None and self._is_over:
-            with suppress(EverstepError):  # the coordinator need not be there any more
-                self._tell_saves()
-            events = self._saver.close()
-            with suppress(EverstepError):
-                for event in events:
-                    self._guide.report_saved(event)
-        elif self._saver is not None:
-            self._saver.leave()
-
-    def wait_watermark(self, step: int) -> None:
-        """Returns when everybody has finished `step`, which then stands: if it is to be saved, that
-        begins now, and ends before the next update. The last one always is."""
-        self._guide.wait_watermark(step)
-        if self._saver is None or not (self._guide.take_save(step) or step == self.steps - 1):
-            return
-        self._is_save_wanted = False
-        self._saver.asked(step)
-        if self._is_lead:
-            self._saver.save(step, run=self._orders.save_name)
-
-    def before_update(self) -> None:
-        if self._saver is not None:
-            self._saver.before_update()
-
-    def _tell_saves(self) -> None:
-        assert self._saver is not None
-        for step in self._guide.take_failed_saves():
-            self._saver.abandon(step)
-        for event in self._saver.events():
-            self._guide.report_saved(event)
-
-    def _tend_saves(self, report: StepReport) -> None:
-        if self._saver is None:
-            return
-        self._tell_saves()
-        self._saver.step_done(report.step, report.loss)
-        if self._is_lead:
-            self._saver.prepare()
-        is_due = self.is_reporter and self._saver.is_due(report.step)
-        if is_due and not self._is_save_wanted:
-            self._is_save_wanted = True
-            self._guide.want_save()
+        if self._saves is not None:
+            if self._is_over:
+                self._saves.close()
+            else:
+                self._saves.leave()
 
     def _tend_log(self) -> None:
         if self._log is None:
@@ -284,13 +234,6 @@ class Run:
         assert self._links is not None, "the run is closed"
         return self._links
 
-    @property
-    def _is_lead(self) -> bool:
-        return self._holding.me == self._lead(self._holding.me.stage)
-
-    def _lead(self, stage: int) -> WorkerId:
-        return self._orders.members_of(stage)[0]
-
     def _catch_up(self) -> None:
         """Trains until the state is at what the user has been given."""
         while True:
@@ -315,7 +258,7 @@ class Run:
         while True:
             self._catch_up()
             try:
-                self.wait_watermark(self._state_step)
+                self._pace.wait_watermark(self._state_step)
                 self._serve_again()
                 return operation()
             except INTERRUPTIONS as interruption:
@@ -339,7 +282,8 @@ class Run:
         self._finished_step = step
         self._operations.clear()
         self._guide.report_step(report)
-        self._tend_saves(report)
+        if self._saves is not None:
+            self._saves.step_done(report)
         self._tend_log()
         self._profiler.add(report.times)
         if self._profiler.num_steps == self._orders.profile_steps:
@@ -352,28 +296,6 @@ class Run:
             seconds=report.seconds,
             is_reporter=self.is_reporter,
         )
-
-    def _gather(self) -> dict[str, Tensor]:
-        passing(Point.BEFORE_GATHER, step=self._state_step)
-        holding, links = self._holding, self._connected
-        stages = range(holding.stage.num_stages)
-        reporter = self._lead(stages[-1])
-        found: dict[str, Tensor] = {}
-        if holding.me == reporter:
-            others = {
-                self._lead(stage): list(holding.stages[stage].names.values())
-                for stage in stages[:-1]
-            }
-            if others:
-                assert links.channels is not None
-                found = receive_state(links.channels, others)
-            found |= holding.stage.module.state_dict()
-        elif self._is_lead:
-            assert links.channels is not None
-            send_state(holding.stage.module, links.channels, to=reporter)
-        # All leave together, so that nobody is more than one operation ahead of another.
-        sum_over(links.world, [0.0], device=holding.stage.device)
-        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in found.items()}
 
     def _leave_at_boundary(self) -> bool:
         """Ends the generation where it was agreed to end; nothing is interrupted.
@@ -402,12 +324,13 @@ class Run:
         # A new worker that has no state yet stops before the step it was to begin with.
         finished = self._finished_step
         passing(Point.HALTED, step=self._orders.step - 1 if finished is None else finished)
-        self._guide.report_halted(
-            finished,
+        stand = Stand(
+            finished_step=finished,
             operations=self._num_operations,
             is_operating=self._is_operating,
             logged=() if self._log is None else self._log.runs(),
         )
+        self._guide.report_halted(stand)
 
     def _disconnect(self) -> None:
         if self._links is not None:
@@ -418,7 +341,7 @@ class Run:
     def _begin(self, orders: Orders) -> None:
         """Connects for a generation, and for the next when that one ends meanwhile."""
         self._orders = orders
-        self._is_save_wanted = False  # what the last generation was asked to save is forgotten
+        self._pace = Pace(self._guide, orders.lifetime, self._saves)
         if self._log is not None:
             self._log.begin(attempt=orders.generation, unlogged=orders.unlogged)
         self._adjust(orders)
@@ -436,18 +359,18 @@ class Run:
         self._guide.report_resumed(
             connect_s=connected_s - began_s, copy_s=self._clock.now_s() - connected_s
         )
-        if self._saver is not None:
-            self._saver.begin()
+        if self._saves is not None:
+            self._saves.begin(orders)
         self._executor = self._make_executor(orders, self._links)
         if self._is_over:
             self._guide.report_finished()
 
     def _adjust(self, orders: Orders) -> None:
         """What is done before anything else, even when the generation is over again already."""
-        self.before_update()
+        self._pace.before_update()
         if orders.restore is not None:
-            assert self._saver is not None, "only a job with checkpoints is told to load one"
-            self._saver.restore(orders.restore)
+            assert self._saves is not None, "only a job with checkpoints is told to load one"
+            self._saves.restore(orders.restore)
         if self._finished_step is None:
             # A new worker: it begins with what it built, or waits for a copy.
             is_target = any(copy.target == self._holding.me for copy in orders.copies)
@@ -465,21 +388,22 @@ class Run:
         self._again = [op for op in self._operations if op.number >= orders.operations]
 
     def _copy(self, orders: Orders, links: Links) -> None:
-        me, step = self._holding.me, orders.step - 1
-        for copy in orders.copies:
-            if me not in (copy.source, copy.target):
-                continue
-            assert links.channels is not None
-            passing(Point.BEFORE_COPY, step=step)
-            if copy.source == me:
-                self._give(orders, links.channels, to=copy.target)
-            else:
-                self._take(orders, links.channels, source=copy.source)
-            passing(Point.AFTER_COPY, step=step)
-            if copy.target == me:
-                self._finished_step = step
-                self._num_operations = orders.operations
-                self._guide.report_copied(step)
+        if not orders.copies:
+            return
+        assert links.channels is not None
+        if not copy_states(self._holding, orders, links.channels):
+            return
+        step = orders.step - 1
+        self._finished_step = step
+        self._num_operations = orders.operations
+        self._results[step] = Step(
+            index=step,
+            loss=None if orders.result is None else orders.result.loss,
+            metrics={} if orders.result is None else orders.result.metrics,
+            seconds=0.0,
+            is_reporter=self.is_reporter,
+        )
+        self._guide.report_copied(step)
 
     def _replay(self, orders: Orders, links: Links) -> None:
         """Takes part in rebuilding lost stages. Training goes on when all are there again."""
@@ -511,26 +435,6 @@ class Run:
                 self._guide.report_replayed(replay.last_step, result, norm_squared=norm_squared)
         self._meet(timeout_s=REPLAY_WITHIN_S)
 
-    def _give(self, orders: Orders, channels: Channels, *, to: WorkerId) -> None:
-        if orders.is_copied_step_open:
-            send_gradients(self._holding.stage.buckets.buffers, channels, to=to)
-        else:
-            send_state_copy(self._holding.state(), channels, to=to)
-
-    def _take(self, orders: Orders, channels: Channels, *, source: WorkerId) -> None:
-        if orders.is_copied_step_open:
-            receive_gradients(self._holding.stage.buckets.buffers, channels, source=source)
-            self._holding.update.follow()
-        else:
-            receive_state_copy(self._holding.state(), channels, source=source)
-        self._results[orders.step - 1] = Step(
-            index=orders.step - 1,
-            loss=None if orders.result is None else orders.result.loss,
-            metrics={} if orders.result is None else orders.result.metrics,
-            seconds=0.0,
-            is_reporter=self.is_reporter,
-        )
-
     def _make_executor(self, orders: Orders, links: Links) -> Executor:
         holding, job = self._holding, self._holding.job
         clipping = None
@@ -541,7 +445,7 @@ class Run:
             holding.stage,
             holding.update,
             links=links,
-            pace=_Pace(self, orders),
+            pace=self._pace,
             fetcher=holding.fetcher,
             num_microbatches=holding.replicas * job.microbatches,
             clipping=clipping,

@@ -21,10 +21,11 @@ from everstep.membership import messages as m
 from everstep.schedule.durations import Durations
 from everstep.schedule.planner import plan
 from everstep.schedule.problem import Problem
-from everstep.training.guide import CoordinatorGuide, Guide, Orders, SoloGuide
+from everstep.training.guide import CoordinatorGuide, Guide, SoloGuide
 from everstep.training.holding import Holding, hold
 from everstep.training.job import Job, digest
 from everstep.training.logs import log_facts, rebuilder, stage_log
+from everstep.training.orders import Orders
 from everstep.training.rebuilding import log_channels
 from everstep.training.run import Connect, Run
 from everstep.training.saving import StageSaver

@@ -13,8 +13,9 @@ from everstep.core.ids import WorkerId
 from everstep.schedule.durations import Durations
 from everstep.schedule.planner import plan
 from everstep.schedule.problem import Problem
-from everstep.training.guide import Orders, SoloGuide
+from everstep.training.guide import SoloGuide
 from everstep.training.holding import hold
+from everstep.training.orders import Orders, Stand
 from everstep.training.run import Run
 from everstep.training.wiring import _Alone
 
@@ -63,8 +64,8 @@ class BoundaryGuide(SoloGuide):
     def report_step(self, report: object) -> None:
         self.reported.append(report.step)  # type: ignore[attr-defined]
 
-    def report_halted(self, finished_step: int | None, *, operations: int, **_: object) -> None:
-        self.halted.append((finished_step, operations))
+    def report_halted(self, stand: Stand) -> None:
+        self.halted.append((stand.finished_step, stand.operations))
 
 
 def run_with(guide: SoloGuide) -> Run:
