@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -57,8 +55,7 @@ def test_a_job_that_was_killed_goes_on_bit_for_bit(
     shape = ("--replicas", 2, "--stages", 2, "--events", events)
     with Live(command("run", *shape, SCRIPT, *arguments)) as live:
         live.wait_events(events, "checkpoint", 1)
-        os.kill(live.process.pid, signal.SIGKILL)
-        live.process.wait()
+        live.kill_all()
     run, resumed = train(tmp_path, replicas=2, stages=2)
     (restored,) = run.of("restored")
     first = restored["step"] + 1
