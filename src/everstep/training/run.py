@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -42,6 +42,7 @@ from everstep.training.copying import copy_states
 from everstep.training.gathering import gather
 from everstep.training.guide import Guide
 from everstep.training.holding import Holding
+from everstep.training.operations import Operations, Result
 from everstep.training.orders import Orders, Stand
 from everstep.training.pace import Pace
 from everstep.training.rebuilding import Rebuilder
@@ -62,8 +63,6 @@ UNREADABLE = (LogCorrupt, LogEntryMissing, CheckpointCorrupt, NotInCheckpoint)
 
 INTERRUPTIONS = (GenerationEnded, PeerLost, PeerSilent, PeerRefused, StoreUnreachable)
 
-Result = TypeVar("Result")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
@@ -82,14 +81,6 @@ class Step:
 class Connect(Protocol):
     def __call__(self, orders: Orders) -> Links:
         """Connects to the peers of a generation."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Operation:
-    """An evaluation or a gathering, kept until the next step in case it must be served again."""
-
-    number: int
-    run: Callable[[], object]
 
 
 class Run:
@@ -123,10 +114,7 @@ class Run:
         self._is_over = False
         self._links: Links | None = None
         self._results: dict[int, Step] = {}
-        self._num_operations = 0
-        self._operations: list[_Operation] = []
-        self._again: list[_Operation] = []
-        self._is_operating = False
+        self._operations = Operations()
         self._begin(guide.next_orders())
         self._served = self._state_step
 
@@ -168,7 +156,7 @@ class Run:
             )
             return evaluation.run(dataset, self._actions)
 
-        return self._perform(operation)
+        return self._operations.perform(operation, self._uninterrupted)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The whole model's, with the keys of `job.model()`, on the reporter; empty on the others.
@@ -178,7 +166,7 @@ class Run:
             passing(Point.BEFORE_GATHER, step=self._state_step)
             return gather(self._holding, self._orders, self._connected)
 
-        return self._perform(operation)
+        return self._operations.perform(operation, self._uninterrupted)
 
     def log_report(self) -> LogReport | None:
         """What this worker's log holds, in memory and on disk; None when nothing is logged."""
@@ -244,35 +232,20 @@ class Run:
             except INTERRUPTIONS as interruption:
                 self._change_generation(interruption)
 
-    def _perform(self, operation: Callable[[], Result]) -> Result:
-        """Does something that all workers take part in, between steps."""
-        self._is_operating = True
-        result = self._uninterrupted(operation)
-        self._is_operating = False
-        self._operations.append(_Operation(self._num_operations, operation))
-        self._num_operations += 1
-        return result
-
     def _uninterrupted(self, operation: Callable[[], Result]) -> Result:
         """Runs `operation` when everybody has finished the last step, until it succeeds."""
         while True:
             self._catch_up()
             try:
                 self._pace.wait_watermark(self._state_step)
-                self._serve_again()
+                self._operations.serve_again()
                 return operation()
             except INTERRUPTIONS as interruption:
                 self._change_generation(interruption)
 
-    def _serve_again(self) -> None:
-        """What somebody was interrupted in, this worker may have completed: it takes part again."""
-        while self._again:
-            self._again[0].run()
-            self._again.pop(0)
-
     def _train_one(self, step: int) -> None:
         """Trains `step`, or changes the generation where that was agreed on."""
-        self._serve_again()
+        self._operations.serve_again()
         if self._leave_at_boundary():
             return  # with a state that may be another than before
         replanned = self._guide.take_replan(step)
@@ -280,7 +253,7 @@ class Run:
             self._follow(replanned, first_step=step)
         report = self._executor.run(step, self._actions)
         self._finished_step = step
-        self._operations.clear()
+        self._operations.step_done()
         self._guide.report_step(report)
         if self._saves is not None:
             self._saves.step_done(report)
@@ -326,8 +299,8 @@ class Run:
         passing(Point.HALTED, step=self._orders.step - 1 if finished is None else finished)
         stand = Stand(
             finished_step=finished,
-            operations=self._num_operations,
-            is_operating=self._is_operating,
+            operations=self._operations.num_completed,
+            is_operating=self._operations.is_operating,
             logged=() if self._log is None else self._log.runs(),
         )
         self._guide.report_halted(stand)
@@ -376,7 +349,7 @@ class Run:
             is_target = any(copy.target == self._holding.me for copy in orders.copies)
             is_target |= any(self._holding.me in replay.rebuilt for replay in orders.replays)
             self._finished_step = None if is_target else orders.step - 1
-            self._num_operations = orders.operations
+            self._operations.num_completed = orders.operations
             return
         if orders.redo is not None:
             self._holding.update.redo(scale=orders.redo.scale)
@@ -385,7 +358,7 @@ class Run:
         if orders.undo:
             self._holding.update.take_back()
             self._finished_step -= 1
-        self._again = [op for op in self._operations if op.number >= orders.operations]
+        self._operations.resume(orders.operations)
 
     def _copy(self, orders: Orders, links: Links) -> None:
         if not orders.copies:
@@ -395,7 +368,7 @@ class Run:
             return
         step = orders.step - 1
         self._finished_step = step
-        self._num_operations = orders.operations
+        self._operations.num_completed = orders.operations
         self._results[step] = Step(
             index=step,
             loss=None if orders.result is None else orders.result.loss,
@@ -428,7 +401,7 @@ class Run:
                 raise GenerationEnded(orders.generation) from error
             if result is not None:
                 self._finished_step = replay.last_step
-                self._num_operations = orders.operations
+                self._operations.num_completed = orders.operations
                 norm_squared = (
                     None if holding.job.clip_norm is None else holding.update.norm_squared()
                 )
