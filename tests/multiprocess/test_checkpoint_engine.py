@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -25,10 +26,10 @@ from everstep.checkpoint.disk import LocalDisk
 from everstep.checkpoint.engine import Engine, EngineSettings
 from everstep.checkpoint.layout import Box, Layout, Part, Slice
 from everstep.checkpoint.restore import load_newest, newest, wait_writers
-from everstep.checkpoint.retention import Entry
+from everstep.checkpoint.retention import Entry, KeepLast
 from everstep.checkpoint.state import FlatState, flatten, unflatten
 from everstep.checkpoint.storage import LocalStorage
-from everstep.checkpoint.wire import Remove
+from everstep.checkpoint.wire import Remove, SlotFree, Wire
 from everstep.checkpoint.writer import ORPHAN_PATIENCE_S
 from everstep.core.errors import NotInCheckpoint, WaitTimedOut
 from everstep.testing.crashes import children_of, hear, started, wait_gone
@@ -387,6 +388,33 @@ def test_a_writer_that_was_started_listens_when_memory_is_made(tmp_path: Path) -
         engine.start_writer()
         engine.prepare(state_of(1))
         assert engine.costs.disk_bytes_per_s > 0, "it has not said that it is ready"
+
+
+def test_saves_that_end_while_the_engine_is_closed_are_told_and_kept_as_asked(
+    tmp_path: Path,
+) -> None:
+    """The first of two saves ended when the writer had been told that no more orders would come.
+    The order to remove an older one broke the connection: the second was told to have failed."""
+    with Engine(tmp_path, settings=SETTINGS, keep=KeepLast(1)) as engine:
+        save_and_wait(engine, 0, state_of(0))
+        for step in (1, 2):
+            assert engine.save(step, state_of(step, scale=100), wait_s=WAIT_S)
+    assert [(event["event"], event["step"]) for event in engine.poll()] == [
+        ("checkpoint", 1),
+        ("checkpoint", 2),
+    ]
+    assert names_in(tmp_path) == ["step-000000002"]
+
+
+def test_what_is_sent_after_the_end_does_not_stop_what_comes() -> None:
+    ours, theirs = map(Wire, socket.socketpair())
+    ours.finish()
+    with pytest.raises(OSError, match="nothing more"):
+        ours.send(Remove(steps=(1,)))
+    theirs.send(SlotFree(slot=3))
+    assert ours.receive_report() == SlotFree(slot=3)
+    ours.close()
+    theirs.close()
 
 
 def test_retention_never_removes_the_newest(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -34,7 +34,7 @@ from everstep.checkpoint.retention import Entry, Retention
 from everstep.checkpoint.state import JSON, FlatState
 from everstep.checkpoint.telemetry import DeviceWait, Measured, queued_events, ratio_to_limit
 from everstep.checkpoint.wire import Committed, Open
-from everstep.core.errors import ConfigError
+from everstep.core.errors import ConfigError, WaitTimedOut
 
 Event: TypeAlias = Mapping[str, object]
 
@@ -243,8 +243,13 @@ class Engine:
             return
         self._is_closed = True
         self.before_update()
-        is_copied = self._copier.close(self._settings.close_timeout_s)
-        if not self._delivery.finish(self._settings.close_timeout_s):
+        timeout_s = self._settings.close_timeout_s
+        is_copied = self._copier.close(timeout_s)
+        deadline_s = time.monotonic() + timeout_s
+        with suppress(WaitTimedOut):
+            # What a save makes superfluous is removed by its writer, when the save has ended.
+            self._delivery.wait_ended(timeout_s)
+        if not self._delivery.finish(max(0.0, deadline_s - time.monotonic())):
             _logger.warning("the checkpoint writer (process %s) goes on alone", self.writer_pid)
         if is_copied:
             self._arena.close()

@@ -127,6 +127,7 @@ class Wire:
     def __init__(self, end: socket.socket) -> None:
         self._end = end
         self._sending = threading.Lock()
+        self._is_finished = False
         limit = struct.pack("ll", int(SENT_WITHIN_S), 0)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
@@ -134,6 +135,8 @@ class Wire:
         """Raises OSError; the connection is then of no more use, and both ends see it closed."""
         data = _encode(message)
         with self._sending:
+            if self._is_finished:
+                raise BrokenPipeError("it was said that nothing more would be sent")
             try:
                 head = len(data).to_bytes(4, "little")
                 socket.send_fds(self._end, [head], [] if fd is None else [fd])
@@ -178,7 +181,8 @@ class Wire:
 
     def finish(self) -> None:
         """Nothing more will be sent; the other side reads what is there, then the end."""
-        with contextlib.suppress(OSError):
+        with self._sending, contextlib.suppress(OSError):
+            self._is_finished = True
             self._end.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
