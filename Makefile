@@ -18,8 +18,9 @@ types: $(STAMP)
 contract: $(STAMP)
 	$(BIN)/lint-imports
 
+# Two lanes: see tests/conftest.py.
 unit: $(STAMP)
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses 2 --dist loadgroup
 
 demo: $(STAMP)
 	@$(BIN)/everstep demo
