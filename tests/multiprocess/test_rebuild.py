@@ -228,10 +228,11 @@ def test_both_workers_of_a_stage_come_back_equal(tmp_path: Path) -> None:
 # Where there is no way to replay, everybody begins with a checkpoint, and it is said why.
 
 
-def check_restarted(run: LiveRun, *, reason: str) -> None:
+def check_restarted(run: LiveRun, *, reason: str, rung: str = "checkpoint") -> None:
     (restarting,) = run.of("restarting")
     assert reason in restarting["reason"]
-    assert run.of("generation")[-1]["rungs"].keys() == {"0", "1", "2"}
+    afterwards = of(run.events[run.events.index(restarting) :], "generation")
+    assert afterwards[0]["rungs"] == dict.fromkeys("012", rung)
     losses = {event["step"]: event["loss"] for event in run.of("step")}
     assert losses == CLOSE({step: expected_losses()[step] for step in losses})
 
@@ -257,11 +258,11 @@ def test_a_damaged_log_makes_the_range_larger(tmp_path: Path) -> None:
     assert trained.losses == CLOSE(expected_losses())
 
 
-def test_with_all_logs_damaged_everybody_begins_with_the_checkpoint(tmp_path: Path) -> None:
+def test_with_all_logs_damaged_and_no_checkpoint_everybody_begins_anew(tmp_path: Path) -> None:
     damage = ("--memory", SPILLING, "--damage-log", "0", "--damage-log", "2")
     trained = train(tmp_path, "--die", "0:1@13", *damage, every=30)
     assert trained.rebuilt[0] == [1]
-    check_restarted(trained.run, reason="is missing step")
+    check_restarted(trained.run, reason="is missing step", rung="continue")
 
 
 def test_a_damaged_checkpoint_makes_everybody_begin_with_an_older_one(tmp_path: Path) -> None:
