@@ -1,7 +1,7 @@
 """Reads the events file of a live run: its shape, durations, losses, joins and steps.
 
 Durations come from the steps before the first loss, and the price of a change of generation from
-the first recovery; the rest of the file is only what predictions are compared with.
+the first recoveries; the rest of the file is only what predictions are compared with.
 """
 
 from __future__ import annotations
@@ -9,16 +9,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from everstep.core.errors import ConfigError, TraceInvalid
 from everstep.schedule.durations import Durations, StageDurations
+from everstep.sim.stretches import Event, Stretch, stretches
 from everstep.sim.trace import Trace, make_trace
 
-Event = Mapping[str, Any]
+CALIBRATING_FRACTION = 0.25
+"""Of the recoveries, the first ones tell what a change costs; what the others took is predicted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -34,8 +36,11 @@ class LiveRun:
 
     num_steps: int
     step_ends_s: tuple[float, ...]
+    stretches: tuple[Stretch, ...]
+    """One for each of the steps."""
+
     change_s: float
-    """To halt, decide and form groups, in the first recovery."""
+    """To halt, decide and form groups, in the first recoveries."""
 
     @property
     def seconds(self) -> float:
@@ -70,7 +75,7 @@ def live_run(events: Sequence[Event], *, name: str) -> LiveRun:
         raise ConfigError("events file", name, "too few steps after the first plan in seconds")
     begin_s = float(counted[0]["time"])
     first_loss_s = next((e["time"] for e in events if e["event"] == "worker_lost"), float("inf"))
-    quiet = [event["breakdown"] for event in counted if event["time"] < first_loss_s]
+    quiet = [event for event in counted if event["time"] < first_loss_s]
     if not quiet:
         raise ConfigError("events file", name, "no step was finished before the first loss")
     end_s = float(counted[-1]["time"])
@@ -82,29 +87,34 @@ def live_run(events: Sequence[Event], *, name: str) -> LiveRun:
         trace=_trace(events, begin_s, end_s, replicas=replicas, stages=stages, name=name),
         num_steps=len(counted) - 1,
         step_ends_s=tuple(float(event["time"]) - begin_s for event in counted[1:]),
+        stretches=tuple(stretches(events, num_stages=stages))[-(len(counted) - 1) :],
         change_s=_change_s(events),
     )
 
 
-def durations_of(
-    breakdowns: Sequence[Mapping[str, float]], *, stages: int, microbatches: int
-) -> Durations:
-    """The breakdown of a step is a mean over the workers, and the first stage has no B of its own:
-    it pays for it with W. Stages are taken to be alike."""
+def durations_of(steps: Sequence[Event], *, stages: int, microbatches: int) -> Durations:
+    """The breakdown of a step is a mean over the workers that did such a thing. The first stage has
+    no B of its own: it pays for it with W. The first and the last fetch samples before F. Otherwise
+    stages are taken to be alike."""
 
     def middle(part: str) -> float:
-        return median(float(breakdown[part]) for breakdown in breakdowns)
+        return median(float(step["breakdown"][part]) for step in steps)
 
-    forward = middle("forward") / microbatches
+    between = median(float(step["seconds"]) - sum(step["breakdown"].values()) for step in steps)
+    fetching = middle("data") / microbatches
+    forward = (middle("forward") + max(0.0, between)) / microbatches
     weight = middle("weight_gradient") / microbatches
     gradient = 0.0
     if stages > 1:
         gradient = middle("input_gradient") / microbatches * stages / (stages - 1)
         weight -= gradient / stages
-    first = StageDurations(forward=forward, input_gradient=0.0, weight_gradient=gradient + weight)
-    other = StageDurations(forward=forward, input_gradient=gradient, weight_gradient=weight)
+    first = StageDurations(
+        forward=forward + fetching, input_gradient=0.0, weight_gradient=gradient + weight
+    )
+    inner = StageDurations(forward=forward, input_gradient=gradient, weight_gradient=weight)
+    last = replace(inner, forward=forward + fetching)
     return Durations(
-        stages=(first, *[other] * (stages - 1)),
+        stages=(first, *[inner] * (stages - 2), last)[:stages],
         reduction=middle("reduction"),
         optimizer=middle("optimizer"),
     )
@@ -141,7 +151,11 @@ def _trace(
 
 
 def _change_s(events: Sequence[Event]) -> float:
-    recovered = next((event for event in events if event["event"] == "recovered"), None)
-    if recovered is None:
+    found = [
+        float(event["halting"] + event["deciding"] + event["groups"])
+        for event in events
+        if event["event"] == "recovered"
+    ]
+    if not found:
         return 0.0
-    return float(recovered["halting"] + recovered["deciding"] + recovered["groups"])
+    return median(found[: ceil(CALIBRATING_FRACTION * len(found))])
