@@ -39,8 +39,11 @@ class LiveRun:
     stretches: tuple[Stretch, ...]
     """One for each of the steps."""
 
-    change_s: float
-    """To halt, decide and form groups, in the first recoveries."""
+    halting_s: float
+    """In the first recoveries. Where somebody joins, all halt by themselves."""
+
+    forming_s: float
+    """To decide and to form groups, in the same ones."""
 
     @property
     def seconds(self) -> float:
@@ -79,6 +82,7 @@ def live_run(events: Sequence[Event], *, name: str) -> LiveRun:
     if not quiet:
         raise ConfigError("events file", name, "no step was finished before the first loss")
     end_s = float(counted[-1]["time"])
+    recoveries = _first_recoveries(events)
     return LiveRun(
         replicas=replicas,
         stages=stages,
@@ -88,14 +92,16 @@ def live_run(events: Sequence[Event], *, name: str) -> LiveRun:
         num_steps=len(counted) - 1,
         step_ends_s=tuple(float(event["time"]) - begin_s for event in counted[1:]),
         stretches=tuple(stretches(events, num_stages=stages))[-(len(counted) - 1) :],
-        change_s=_change_s(events),
+        halting_s=_median_s(recoveries, "halting"),
+        forming_s=_median_s(recoveries, "deciding", "groups"),
     )
 
 
 def durations_of(steps: Sequence[Event], *, stages: int, microbatches: int) -> Durations:
     """The breakdown of a step is a mean over the workers that did such a thing. The first stage has
     no B of its own: it pays for it with W. The first and the last fetch samples before F. Otherwise
-    stages are taken to be alike."""
+    stages are taken to be alike. What no part tells of lies between actions, such as sending, and
+    is counted to F; waiting for peers is told of, and not taken from the run."""
 
     def middle(part: str) -> float:
         return median(float(step["breakdown"][part]) for step in steps)
@@ -150,12 +156,12 @@ def _trace(
     return make_trace(rows, name=name, num_nodes=replicas * stages, duration_s=end_s - begin_s)
 
 
-def _change_s(events: Sequence[Event]) -> float:
-    found = [
-        float(event["halting"] + event["deciding"] + event["groups"])
-        for event in events
-        if event["event"] == "recovered"
-    ]
-    if not found:
-        return 0.0
-    return median(found[: ceil(CALIBRATING_FRACTION * len(found))])
+def _first_recoveries(events: Sequence[Event]) -> Sequence[Event]:
+    found = [event for event in events if event["event"] == "recovered"]
+    return found[: ceil(CALIBRATING_FRACTION * len(found))]
+
+
+def _median_s(events: Sequence[Event], *parts: str) -> float:
+    """Of a run without recoveries there is nothing to tell."""
+    times = [sum(float(event[part]) for part in parts) for event in events]
+    return median(times) if times else 0.0

@@ -71,8 +71,8 @@ def validate(live: LiveRun, *, in_flight: int | None = None) -> Validation:
 
 
 def setting_of(live: LiveRun, *, in_flight: int | None = None) -> Setting:
-    """A loss is in the file from when it was noticed on, the replay itself waits for boundaries,
-    and the state is small enough to be copied in no time."""
+    """A loss is in the file from when it was noticed on, so that only halting is left; a new worker
+    from when it came in; and the state is small enough to be copied in no time."""
     layers = tuple(
         Layer(
             forward=stage.forward,
@@ -96,8 +96,8 @@ def setting_of(live: LiveRun, *, in_flight: int | None = None) -> Setting:
         limits=None if in_flight is None else (in_flight,) * live.stages,
     )
     constants = Constants(
-        notice_loss_s=0.0,
-        groups_s=live.change_s,
+        notice_loss_s=live.halting_s,
+        groups_s=live.forming_s,
         groups_per_worker_s=0.0,
         join_boundary_steps=0.0,
     )
