@@ -1,7 +1,9 @@
 """Reads the events file of a live run: its shape, durations, losses, joins and steps.
 
 Durations come from the steps before the first loss, and the price of a change of generation from
-the first recoveries; the rest of the file is only what predictions are compared with.
+the first recoveries; the rest of the file is only what predictions are compared with. Steps give
+means, because slow ones are part of the sum that is predicted; recoveries are few, and the median
+keeps one of them from telling what all cost.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
 from everstep.core.errors import ConfigError, TraceInvalid
 from everstep.schedule.durations import Durations, StageDurations
@@ -103,16 +105,16 @@ def durations_of(steps: Sequence[Event], *, stages: int, microbatches: int) -> D
     stages are taken to be alike. What no part tells of lies between actions, such as sending, and
     is counted to F; waiting for peers is told of, and not taken from the run."""
 
-    def middle(part: str) -> float:
-        return median(float(step["breakdown"][part]) for step in steps)
+    def spent(part: str) -> float:
+        return mean(float(step["breakdown"][part]) for step in steps)
 
-    between = median(float(step["seconds"]) - sum(step["breakdown"].values()) for step in steps)
-    fetching = middle("data") / microbatches
-    forward = (middle("forward") + max(0.0, between)) / microbatches
-    weight = middle("weight_gradient") / microbatches
+    between = mean(float(step["seconds"]) - sum(step["breakdown"].values()) for step in steps)
+    fetching = spent("data") / microbatches
+    forward = (spent("forward") + max(0.0, between)) / microbatches
+    weight = spent("weight_gradient") / microbatches
     gradient = 0.0
     if stages > 1:
-        gradient = middle("input_gradient") / microbatches * stages / (stages - 1)
+        gradient = spent("input_gradient") / microbatches * stages / (stages - 1)
         weight -= gradient / stages
     first = StageDurations(
         forward=forward + fetching, input_gradient=0.0, weight_gradient=gradient + weight
@@ -121,8 +123,8 @@ def durations_of(steps: Sequence[Event], *, stages: int, microbatches: int) -> D
     last = replace(inner, forward=forward + fetching)
     return Durations(
         stages=(first, *[inner] * (stages - 2), last)[:stages],
-        reduction=middle("reduction"),
-        optimizer=middle("optimizer"),
+        reduction=spent("reduction"),
+        optimizer=spent("optimizer"),
     )
 
 

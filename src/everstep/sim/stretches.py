@@ -54,6 +54,8 @@ def stretches(events: Sequence[Event], *, num_stages: int) -> Iterator[Stretch]:
                 found = cutter.cut(event["time"])
                 if found is not None:
                     yield found
+            case _:
+                pass  # nothing that takes a worker away or brings one
 
 
 @dataclass(slots=True, kw_only=True)
