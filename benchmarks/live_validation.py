@@ -19,20 +19,28 @@ from everstep.sim.live_run import live_run
 from everstep.sim.validate import Validation, validate
 from recovery import Events, emulated_run
 
-SLOT_S = 0.01
-"""F, B and W each: steps of about 0.2 s."""
+SLOT_S = 0.03
+"""F, B and W each: steps of about 0.6 s. An action costs a millisecond of a processor besides, so
+that 12 workers take a fifth of two cores. With 10 ms it is more than half, and then whatever else
+the machine does makes the devices slower."""
+
+KILL_AFTER_SLOTS = (60.0, 120.0)
+"""Since the last replacement came in: one to four steps."""
 
 END_WITHIN_S = 120.0
-QUIET_STEPS = 20
+QUIET_STEPS = 12
 """Before the first kill: what an action takes is read there."""
 
 
-def validations(*, num_kills: int, seed: int, keep: Path | None = None) -> dict[str, Validation]:
+def validations(
+    *, num_kills: int, seed: int, slot_s: float = SLOT_S, keep: Path | None = None
+) -> dict[str, Validation]:
     """By what was done to each run. `keep`: a folder for their events."""
+    two = ("--replace-after", "2", "--kill", "1:2@25", "--kill", "0:1@45")
     runs = {
-        "nobody lost": run_to_end(60),
-        "2 killed": run_to_end(100, "--replace-after", "2", "--kill", "1:2@30", "--kill", "0:1@65"),
-        f"{num_kills} killed": run_with_kills(num_kills, seed=seed),
+        "nobody lost": run_to_end(40, slot_s),
+        "2 killed": run_to_end(65, slot_s, *two),
+        f"{num_kills} killed": run_with_kills(num_kills, slot_s, seed=seed),
     }
     found = {}
     for name, events in runs.items():
@@ -43,20 +51,20 @@ def validations(*, num_kills: int, seed: int, keep: Path | None = None) -> dict[
     return found
 
 
-def run_to_end(steps: int, *flags: str) -> Events:
-    with emulated_run(steps, SLOT_S, *flags) as events:
+def run_to_end(steps: int, slot_s: float, *flags: str) -> Events:
+    with emulated_run(steps, slot_s, *flags) as events:
         events.wait(lambda event: event["event"] == "finished", timeout_s=END_WITHIN_S)
     _say(events, f"{steps} steps")
     return events
 
 
-def run_with_kills(num_kills: int, *, seed: int) -> Events:
+def run_with_kills(num_kills: int, slot_s: float, *, seed: int) -> Events:
     rng = random.Random(seed)
-    with emulated_run(100_000, SLOT_S, "--replace-after", "0.3") as events:
+    with emulated_run(100_000, slot_s, "--replace-after", "0.3") as events:
         first = events.wait(lambda event: event["event"] == "replanned", timeout_s=60)["from_step"]
         events.wait(lambda event: _is_step(event, first + QUIET_STEPS), timeout_s=60)
         for _ in range(num_kills):
-            time.sleep(rng.uniform(0.6, 1.2))
+            time.sleep(slot_s * rng.uniform(*KILL_AFTER_SLOTS))
             events.poll()
             _, pid = rng.choice(sorted(events.pids().items()))
             os.kill(pid, signal.SIGKILL)

@@ -1,5 +1,5 @@
 """Shows: how long simulations take, and that their cost follows the number of changes.
-Run:   python benchmarks/simulator.py [--faults FILE] [--live]      (about two minutes, and two)
+Run:   python benchmarks/simulator.py [--faults FILE] [--live]      (about two minutes, and three)
 
 1. 4,096 workers over the 348 days of the LLM-cluster fault trace, all systems (needs the file; a
    generated trace with as many losses stands in without it): time and memory.
@@ -26,7 +26,7 @@ from everstep.sim.results import simulate
 from everstep.sim.setting import Failures, Setting
 from everstep.sim.trace import DAY_S, HOUR_S, Trace, fit
 from everstep.sim.validate import BAR_FRACTION
-from live_validation import validations
+from live_validation import SLOT_S, validations
 
 LARGE_BAR_S, MEMORY_BAR_BYTES, MEDIUM_BAR_S = 60.0, 1e9, 5.0
 LINEAR_BAR = 2.0
@@ -143,9 +143,12 @@ def costs(faults: Path | None) -> list[bool]:
     return results
 
 
-def live(num_kills: int, seed: int, keep: Path | None) -> list[bool]:
+def live(options: argparse.Namespace) -> list[bool]:
     results = []
-    for name, found in validations(num_kills=num_kills, seed=seed, keep=keep).items():
+    runs = validations(
+        num_kills=options.kills, seed=options.seed, slot_s=options.slot, keep=options.keep
+    )
+    for name, found in runs.items():
         times = f"{found.predicted_s:.2f} s predicted, {found.measured_s:.2f} s measured"
         results.append(
             report(
@@ -170,11 +173,12 @@ def main() -> int:
     parser.add_argument("--live-only", action="store_true", help="live runs, and nothing else")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--slot", type=float, default=SLOT_S, help="seconds of F, of B and of W")
     parser.add_argument("--keep", type=Path, help="a folder for the events of the live runs")
     options = parser.parse_args()
     results = [] if options.live_only else costs(options.faults)
     if options.live or options.live_only:
-        results += live(options.kills, options.seed, options.keep)
+        results += live(options)
     return 0 if all(results) else 1
 
 

@@ -21,6 +21,7 @@ from everstep.schedule.durations import Durations, StageDurations
 from everstep.sim.stretches import Event, Stretch, stretches
 from everstep.sim.trace import Trace, make_trace
 
+ACTIONS = ("forward", "input_gradient", "weight_gradient")
 CALIBRATING_FRACTION = 0.25
 """Of the recoveries, the first ones tell what a change costs; what the others took is predicted."""
 
@@ -46,6 +47,10 @@ class LiveRun:
 
     forming_s: float
     """To decide and to form groups, in the same ones."""
+
+    slowdown: float
+    """What F, B and W took from the first loss on, over what they took before. Not used to predict:
+    where it is not 1, the machine was slower, as when new processes start on the same cores."""
 
     @property
     def seconds(self) -> float:
@@ -96,6 +101,7 @@ def live_run(events: Sequence[Event], *, name: str) -> LiveRun:
         stretches=tuple(stretches(events, num_stages=stages))[-(len(counted) - 1) :],
         halting_s=_median_s(recoveries, "halting"),
         forming_s=_median_s(recoveries, "deciding", "groups"),
+        slowdown=_slowdown(events, counted[0]["step"], num_workers=replicas * stages),
     )
 
 
@@ -156,6 +162,24 @@ def _trace(
         if event["event"] in changes and event["time"] > begin_s
     ]
     return make_trace(rows, name=name, num_nodes=replicas * stages, duration_s=end_s - begin_s)
+
+
+def _slowdown(events: Sequence[Event], first_step: int, *, num_workers: int) -> float:
+    """All workers together run as many actions in every step, however many are left."""
+    before: list[float] = []
+    after: list[float] = []
+    found, num_live = before, num_workers
+    for event in events:
+        match event["event"]:
+            case "worker_lost":
+                found = after
+            case "generation":
+                num_live = num_workers - len(event["lost"])
+            case "step" if event["step"] >= first_step:
+                found.append(num_live * sum(float(event["breakdown"][part]) for part in ACTIONS))
+            case _:
+                pass
+    return mean(after) / mean(before) if after else 1.0
 
 
 def _first_recoveries(events: Sequence[Event]) -> Sequence[Event]:

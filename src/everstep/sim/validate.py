@@ -45,6 +45,9 @@ class Validation:
     parts: tuple[Part, ...]
     """Both times by what they were spent on."""
 
+    slowdown: float
+    """What actions took after the first loss, over what they took before; predicted as 1."""
+
     @property
     def error_fraction(self) -> float:
         return self.predicted_s / self.measured_s - 1.0
@@ -67,6 +70,7 @@ def validate(live: LiveRun, *, in_flight: int | None = None) -> Validation:
         predicted_s=ends_s[-1],
         spans=tuple(_spans(live, ends_s)),
         parts=break_down(live.stretches, predicted_s),
+        slowdown=live.slowdown,
     )
 
 

@@ -55,6 +55,21 @@ def test_only_the_first_quarter_of_the_recoveries_tells_what_a_change_costs() ->
     assert validate(live_run(slow_first, name="recorded")).predicted_s > 3900
 
 
+def test_a_machine_that_is_slower_after_the_first_loss_is_told_and_not_predicted() -> None:
+    events = read_events(RECORDED)
+    first_s = next(event["time"] for event in events if event["event"] == "worker_lost")
+    slower = [
+        {**e, "breakdown": {part: 2 * value for part, value in e["breakdown"].items()}}
+        if e["event"] == "step" and e["time"] > first_s
+        else e
+        for e in events
+    ]
+    plain, slow = (validate(live_run(found, name="recorded")) for found in (events, slower))
+    assert plain.slowdown == pytest.approx(1.0, abs=0.03)
+    assert slow.slowdown == pytest.approx(2 * plain.slowdown)
+    assert slow.predicted_s == plain.predicted_s
+
+
 def test_a_stage_without_a_worker_cannot_be_replayed() -> None:
     """The live run went on from a checkpoint; how long that takes is not in the replay."""
     events = read_events(RECORDED)
