@@ -302,6 +302,7 @@ def test_periods_are_those_of_the_live_planner(data: st.DataObject) -> None:
     problem = job.problem(variant)
     made = plan(replace(problem, lost=places(losses)))
     known = Periods(problem)
+    assert known.filling_s(losses) == pytest.approx(made.makespan - made.period)
     assert known.period(losses) == made.period
     assert known.bound(losses) == pytest.approx(made.lower_bound)
     assert one_f_one_b_s(job.durations(), job.microbatches) == made.baselines.one_f_one_b
