@@ -20,9 +20,8 @@ from everstep.sim.validate import Validation, validate
 from recovery import Events, emulated_run
 
 SLOT_S = 0.03
-"""F, B and W each: steps of about 0.6 s. An action costs a millisecond of a processor besides, so
-that 12 workers take a fifth of two cores. With 10 ms it is more than half, and then whatever else
-the machine does makes the devices slower."""
+"""F, B and W each: steps of about 0.6 s. Twelve workers keep two cores 22 % busy with it, 43 % with
+10 ms, and then whatever else the machine does makes the devices slower or faster."""
 
 KILL_AFTER_SLOTS = (60.0, 120.0)
 """Since the last replacement came in: one to four steps."""
