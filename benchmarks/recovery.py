@@ -49,13 +49,19 @@ class Events:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._seen = 0
+        self._seen_bytes = 0
         self.all: list[dict[str, Any]] = []
 
     def poll(self) -> list[dict[str, Any]]:
-        lines = self._path.read_text().splitlines() if self._path.exists() else []
-        new = [json.loads(line) for line in lines[self._seen :] if line.endswith("}")]
-        self._seen += len(new)
+        """Reads only what is new: it is asked often, beside workers that need the processors."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._seen_bytes)
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self._seen_bytes += len(whole)
+        new = [json.loads(line) for line in whole.splitlines()]
         self.all += new
         return new
 

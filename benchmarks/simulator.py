@@ -1,10 +1,12 @@
 """Shows: how long simulations take, and that their cost follows the number of changes.
-Run:   python benchmarks/simulator.py [--faults FILE]      (about two minutes)
+Run:   python benchmarks/simulator.py [--faults FILE] [--live]      (about two minutes, and three)
 
 1. 4,096 workers over the 348 days of the LLM-cluster fault trace, all systems (needs the file; a
    generated trace with as many losses stands in without it): time and memory.
 2. 256 workers over 30 days, all systems.
 3. The loop alone at 3 sizes of trace: seconds per thousand changes.
+4. With --live: live runs on emulated devices, with nobody, 2 and 20 workers killed, each replayed:
+   predicted against measured time, and where they part. --live-only leaves out the others.
 Exits with status 1 when a bar is missed.
 """
 
@@ -23,6 +25,8 @@ from everstep.sim.read_trace import read_trace
 from everstep.sim.results import simulate
 from everstep.sim.setting import Failures, Setting
 from everstep.sim.trace import DAY_S, HOUR_S, Trace, fit
+from everstep.sim.validate import BAR_FRACTION
+from live_validation import SLOT_S, validations
 
 LARGE_BAR_S, MEMORY_BAR_BYTES, MEDIUM_BAR_S = 60.0, 1e9, 5.0
 LINEAR_BAR = 2.0
@@ -93,11 +97,8 @@ def per_thousand_changes() -> list[tuple[int, float]]:
     return found
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--faults", type=Path, help="llm-cluster-faults.json")
-    options = parser.parse_args()
-    trace = large_trace(options.faults)
+def costs(faults: Path | None) -> list[bool]:
+    trace = large_trace(faults)
     taken_s, _ = seconds_of(trace, large_setting(trace))
     days = trace.duration_s / DAY_S
     results = [
@@ -127,10 +128,10 @@ def main() -> int:
             is_met=taken_s < MEDIUM_BAR_S,
         )
     )
-    costs = per_thousand_changes()
-    for num_changes, cost_s in costs:
+    per_thousand = per_thousand_changes()
+    for num_changes, cost_s in per_thousand:
         print(f"  256 workers, {num_changes:6,} changes: {cost_s:.2f} s of a core per thousand")
-    ratio = max(cost for _, cost in costs) / min(cost for _, cost in costs)
+    ratio = max(cost for _, cost in per_thousand) / min(cost for _, cost in per_thousand)
     results.append(
         report(
             "dearest change / cheapest, over the sizes",
@@ -139,6 +140,45 @@ def main() -> int:
             is_met=ratio <= LINEAR_BAR,
         )
     )
+    return results
+
+
+def live(options: argparse.Namespace) -> list[bool]:
+    results = []
+    runs = validations(
+        num_kills=options.kills, seed=options.seed, slot_s=options.slot, keep=options.keep
+    )
+    for name, found in runs.items():
+        times = f"{found.predicted_s:.2f} s predicted, {found.measured_s:.2f} s measured"
+        results.append(
+            report(
+                f"live, {name}: {times}",
+                f"{found.error_fraction:+.2%}",
+                f"<= {BAR_FRACTION:.0%}",
+                is_met=found.is_within_bar,
+            )
+        )
+        for part in found.parts:
+            print(
+                f"  {part.number:4} {part.kind:12}{part.predicted_s:8.2f} s predicted,"
+                f"{part.measured_s:8.2f} s measured,{part.difference_s:+7.2f} s"
+            )
+    return results
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--faults", type=Path, help="llm-cluster-faults.json")
+    parser.add_argument("--live", action="store_true", help="live runs, too")
+    parser.add_argument("--live-only", action="store_true", help="live runs, and nothing else")
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--slot", type=float, default=SLOT_S, help="seconds of F, of B and of W")
+    parser.add_argument("--keep", type=Path, help="a folder for the events of the live runs")
+    options = parser.parse_args()
+    results = [] if options.live_only else costs(options.faults)
+    if options.live or options.live_only:
+        results += live(options)
     return 0 if all(results) else 1
 
 

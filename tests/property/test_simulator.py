@@ -13,9 +13,12 @@ from everstep.checkpoint import baselines, failure_rate, objectives
 from everstep.checkpoint.policy import Costs, Policy, Situation
 from everstep.checkpoint.progress import Progress
 from everstep.core.ids import WorkerId
+from everstep.membership.messages import LogFacts, StageProfile
+from everstep.membership.rebuilding import LogRequest
 from everstep.membership.recovering import Recovery, Survivor
 from everstep.membership.roster import Shape
 from everstep.recovery import decide
+from everstep.recovery.rebuild import choose_logs
 from everstep.schedule import normalize
 from everstep.schedule.planner import plan
 from everstep.schedule.problem import Variant
@@ -23,6 +26,7 @@ from everstep.sim import periods
 from everstep.sim import saving as sim_saving
 from everstep.sim.account import Account
 from everstep.sim.job import Job, Layer, cuts
+from everstep.sim.logs import Groups
 from everstep.sim.loop import run
 from everstep.sim.periods import Periods, one_f_one_b_s, places
 from everstep.sim.setting import Failures, Setting
@@ -298,6 +302,7 @@ def test_periods_are_those_of_the_live_planner(data: st.DataObject) -> None:
     problem = job.problem(variant)
     made = plan(replace(problem, lost=places(losses)))
     known = Periods(problem)
+    assert known.filling_s(losses) == pytest.approx(made.makespan - made.period)
     assert known.period(losses) == made.period
     assert known.bound(losses) == pytest.approx(made.lower_bound)
     assert one_f_one_b_s(job.durations(), job.microbatches) == made.baselines.one_f_one_b
@@ -322,3 +327,31 @@ def _lightest(costs: list[int], number: int) -> int:
         max(sum(costs[:first]), _lightest(costs[first:], number - 1))
         for first in range(1, len(costs) - number + 2)
     )
+
+
+@given(jobs(), st.data())
+def test_the_groups_of_logs_are_the_live_choice(job: Job, data: st.DataObject) -> None:
+    number = data.draw(st.integers(1, job.stages))
+    stages = tuple(
+        StageProfile(
+            forward=stage.forward,
+            input_gradient=stage.input_gradient,
+            weight_gradient=stage.weight_gradient,
+            transfer=0.0,
+            reduction=0.0,
+            optimizer=job.durations().optimizer,
+            sent_forward=1,
+        )
+        for stage in job.durations().stages
+    )
+    choice = choose_logs(
+        LogRequest(
+            stages=stages,
+            num_microbatches=job.batch_microbatches,
+            num_workers=job.num_workers,
+            interval_steps=1,
+            log=LogFacts(budget_bytes=number - 1),
+        )
+    )
+    boundaries = {end - 1 for end in Groups.of(job, number).ends[:-1]}
+    assert boundaries == set(range(job.stages - 1)) - set(choice.unlogged)

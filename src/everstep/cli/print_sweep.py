@@ -81,10 +81,34 @@ def print_validation(found: Validation) -> None:
         for span in found.spans
     ]
     print_columns(lines)
+    print()
+    _print_parts(found)
     verdict = "met" if found.is_within_bar else "MISSED"
     print(
         f"\n{found.num_steps} steps: {found.predicted_s:.2f} s predicted, {found.measured_s:.2f} s"
         f" measured, {found.error_fraction:+.2%} (<= {BAR_FRACTION:.0%}: {verdict})"
+    )
+
+
+def _print_parts(found: Validation) -> None:
+    lines = [("spent on", "number", "predicted", "measured", "difference", "")]
+    lines += [
+        (
+            part.kind,
+            str(part.number),
+            f"{part.predicted_s:.2f} s",
+            f"{part.measured_s:.2f} s",
+            f"{part.difference_s:+.2f} s",
+            "",
+        )
+        for part in found.parts
+    ]
+    print_columns(lines)
+    print(
+        "Recoveries and joins last from the step finished before to the first one after: what is"
+        " thrown away of\na step, the pause, and that first step."
+        f" F, B and W took {found.slowdown:.3f} times as long from the first\nloss on as before;"
+        " 1 is predicted."
     )
 
 

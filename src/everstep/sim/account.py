@@ -158,6 +158,11 @@ class Account:
             self._run(to_s - self.now_s)
             self.now_s = to_s
 
+    def reaches_s(self, steps: float) -> float:
+        """When so many will be done, if nothing changes and nobody saves before."""
+        pauses_s = sum(seconds for _, seconds in self._pauses)
+        return self.now_s + pauses_s + max(0.0, steps - self.steps) * self.step_s
+
     @property
     def useful_s(self) -> float:
         return self.now_s - sum(self.down_s.values())

@@ -1,7 +1,9 @@
 """Reads the events file of a live run: its shape, durations, losses, joins and steps.
 
 Durations come from the steps before the first loss, and the price of a change of generation from
-the first recovery; the rest of the file is only what predictions are compared with.
+the first recoveries; the rest of the file is only what predictions are compared with. Steps give
+means, because slow ones are part of the sum that is predicted; recoveries are few, and the median
+keeps one of them from telling what all cost.
 """
 
 from __future__ import annotations
@@ -9,16 +11,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
-from statistics import median
-from typing import Any
+from statistics import mean, median
 
 from everstep.core.errors import ConfigError, TraceInvalid
 from everstep.schedule.durations import Durations, StageDurations
+from everstep.sim.stretches import Event, Stretch, stretches
 from everstep.sim.trace import Trace, make_trace
 
-Event = Mapping[str, Any]
+ACTIONS = ("forward", "input_gradient", "weight_gradient")
+CALIBRATING_FRACTION = 0.25
+"""Of the recoveries, the first ones tell what a change costs; what the others took is predicted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -34,8 +39,18 @@ class LiveRun:
 
     num_steps: int
     step_ends_s: tuple[float, ...]
-    change_s: float
-    """To halt, decide and form groups, in the first recovery."""
+    stretches: tuple[Stretch, ...]
+    """One for each of the steps."""
+
+    halting_s: float
+    """In the first recoveries. Where somebody joins, all halt by themselves."""
+
+    forming_s: float
+    """To decide and to form groups, in the same ones."""
+
+    slowdown: float
+    """What F, B and W took from the first loss on, over what they took before. Not used to predict:
+    where it is not 1, the machine was slower, as when new processes start on the same cores."""
 
     @property
     def seconds(self) -> float:
@@ -70,10 +85,11 @@ def live_run(events: Sequence[Event], *, name: str) -> LiveRun:
         raise ConfigError("events file", name, "too few steps after the first plan in seconds")
     begin_s = float(counted[0]["time"])
     first_loss_s = next((e["time"] for e in events if e["event"] == "worker_lost"), float("inf"))
-    quiet = [event["breakdown"] for event in counted if event["time"] < first_loss_s]
+    quiet = [event for event in counted if event["time"] < first_loss_s]
     if not quiet:
         raise ConfigError("events file", name, "no step was finished before the first loss")
     end_s = float(counted[-1]["time"])
+    recoveries = _first_recoveries(events)
     return LiveRun(
         replicas=replicas,
         stages=stages,
@@ -82,31 +98,39 @@ def live_run(events: Sequence[Event], *, name: str) -> LiveRun:
         trace=_trace(events, begin_s, end_s, replicas=replicas, stages=stages, name=name),
         num_steps=len(counted) - 1,
         step_ends_s=tuple(float(event["time"]) - begin_s for event in counted[1:]),
-        change_s=_change_s(events),
+        stretches=tuple(stretches(events, num_stages=stages))[-(len(counted) - 1) :],
+        halting_s=_median_s(recoveries, "halting"),
+        forming_s=_median_s(recoveries, "deciding", "groups"),
+        slowdown=_slowdown(events, counted[0]["step"], num_workers=replicas * stages),
     )
 
 
-def durations_of(
-    breakdowns: Sequence[Mapping[str, float]], *, stages: int, microbatches: int
-) -> Durations:
-    """The breakdown of a step is a mean over the workers, and the first stage has no B of its own:
-    it pays for it with W. Stages are taken to be alike."""
+def durations_of(steps: Sequence[Event], *, stages: int, microbatches: int) -> Durations:
+    """The breakdown of a step is a mean over the workers that did such a thing. The first stage has
+    no B of its own: it pays for it with W. The first and the last fetch samples before F. Otherwise
+    stages are taken to be alike. What no part tells of lies between actions, such as sending, and
+    is counted to F; waiting for peers is told of, and not taken from the run."""
 
-    def middle(part: str) -> float:
-        return median(float(breakdown[part]) for breakdown in breakdowns)
+    def spent(part: str) -> float:
+        return mean(float(step["breakdown"][part]) for step in steps)
 
-    forward = middle("forward") / microbatches
-    weight = middle("weight_gradient") / microbatches
+    between = mean(float(step["seconds"]) - sum(step["breakdown"].values()) for step in steps)
+    fetching = spent("data") / microbatches
+    forward = (spent("forward") + max(0.0, between)) / microbatches
+    weight = spent("weight_gradient") / microbatches
     gradient = 0.0
     if stages > 1:
-        gradient = middle("input_gradient") / microbatches * stages / (stages - 1)
+        gradient = spent("input_gradient") / microbatches * stages / (stages - 1)
         weight -= gradient / stages
-    first = StageDurations(forward=forward, input_gradient=0.0, weight_gradient=gradient + weight)
-    other = StageDurations(forward=forward, input_gradient=gradient, weight_gradient=weight)
+    first = StageDurations(
+        forward=forward + fetching, input_gradient=0.0, weight_gradient=gradient + weight
+    )
+    inner = StageDurations(forward=forward, input_gradient=gradient, weight_gradient=weight)
+    last = replace(inner, forward=forward + fetching)
     return Durations(
-        stages=(first, *[other] * (stages - 1)),
-        reduction=middle("reduction"),
-        optimizer=middle("optimizer"),
+        stages=(first, *[inner] * (stages - 2), last)[:stages],
+        reduction=spent("reduction"),
+        optimizer=spent("optimizer"),
     )
 
 
@@ -140,8 +164,30 @@ def _trace(
     return make_trace(rows, name=name, num_nodes=replicas * stages, duration_s=end_s - begin_s)
 
 
-def _change_s(events: Sequence[Event]) -> float:
-    recovered = next((event for event in events if event["event"] == "recovered"), None)
-    if recovered is None:
-        return 0.0
-    return float(recovered["halting"] + recovered["deciding"] + recovered["groups"])
+def _slowdown(events: Sequence[Event], first_step: int, *, num_workers: int) -> float:
+    """All workers together run as many actions in every step, however many are left."""
+    before: list[float] = []
+    after: list[float] = []
+    found, num_live = before, num_workers
+    for event in events:
+        match event["event"]:
+            case "worker_lost":
+                found = after
+            case "generation":
+                num_live = num_workers - len(event["lost"])
+            case "step" if event["step"] >= first_step:
+                found.append(num_live * sum(float(event["breakdown"][part]) for part in ACTIONS))
+            case _:
+                pass
+    return mean(after) / mean(before) if after else 1.0
+
+
+def _first_recoveries(events: Sequence[Event]) -> Sequence[Event]:
+    found = [event for event in events if event["event"] == "recovered"]
+    return found[: ceil(CALIBRATING_FRACTION * len(found))]
+
+
+def _median_s(events: Sequence[Event], *parts: str) -> float:
+    """Of a run without recoveries there is nothing to tell."""
+    times = [sum(float(event[part]) for part in parts) for event in events]
+    return median(times) if times else 0.0

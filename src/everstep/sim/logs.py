@@ -1,7 +1,7 @@
 """Replay from logs: which stages are rebuilt together, and how long that takes. [pure]
 
 Workers log what they send over the boundaries between groups of stages (SWIFT's selective logging;
-recovery/grouping.py is the live choice of groups, here they are even). With 3 groups of 6 stages:
+the groups are the live choice of recovery/grouping.py). With 3 groups of 6 stages:
 
     0   1 | 2   3 | 4   5     stage 2 has no worker left: 2 and 3 go back to their checkpoint and
             x   r             run again what came after it, with what 1 and 4 have logged
@@ -16,7 +16,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from everstep.core.errors import ConfigError
-from everstep.sim.job import Job, cuts
+from everstep.recovery.grouping import Boundary, Costs, StageCost, choose_groups
+from everstep.sim.job import Job
 from everstep.sim.memory import does_not_fit
 
 
@@ -27,11 +28,12 @@ class Groups:
 
     @classmethod
     def of(cls, job: Job, number: int) -> Groups:
+        """The best that a log of `number - 1` boundaries buys: fewer where more would not pay."""
         if not 1 <= number <= job.stages:
             rule = f"must be from 1 to the number of stages, which is {job.stages}; 0 for no logs"
             raise ConfigError("--logging", number, rule)
-        work = [_seconds(job, stage) for stage in range(job.stages)]
-        return cls(ends=tuple(cuts(work, number)))
+        grouping = choose_groups(_costs(job), budget_bytes=number - 1)
+        return cls(ends=tuple(group.stop for group in grouping.groups))
 
     def replayed(self, gone: Collection[int], *, has_hole: Callable[[int], bool]) -> list[int]:
         """The stages to run again when those in `gone` have no worker left."""
@@ -72,6 +74,22 @@ def replay_step_s(
     compute_s = each * max(_seconds(job, stage) for stage in stages)
     read_s = each * 2 * job.boundary_bytes / job.links.network
     return max(compute_s / (efficiency if helpers > 1 else 1.0), read_s)
+
+
+def _costs(job: Job) -> Costs:
+    """As the live coordinator states them (recovery/rebuild.py). The same passes every boundary, so
+    one byte stands for all that is kept of it, and the number of steps changes no choice."""
+    update_s = job.durations().optimizer
+    return Costs(
+        stages=tuple(
+            StageCost(replay_s=job.batch_microbatches * _seconds(job, stage), update_s=update_s)
+            for stage in range(job.stages)
+        ),
+        boundaries=(Boundary(forward_bytes=1, backward_bytes=0),) * (job.stages - 1),
+        microbatches=job.batch_microbatches,
+        interval_steps=1,
+        workers=job.num_workers,
+    )
 
 
 def _seconds(job: Job, stage: int) -> float:

@@ -20,7 +20,7 @@ from everstep.schedule.plan import Plan
 from everstep.schedule.planner import plan
 from everstep.schedule.problem import Problem, Variant
 from everstep.schedule.routing import route
-from everstep.schedule.workload import Workload, score, workload
+from everstep.schedule.workload import Workload, makespan, score, workload
 
 Losses = tuple[int, ...]
 """Per stage."""
@@ -46,6 +46,7 @@ class Periods:
         self._periods: dict[Losses, float] = {}
         self._bounds: dict[tuple[int, int], float] = {}
         self._gaps: list[float] = []
+        self._fillings: dict[Losses, float] = {}
 
     def period(self, losses: Losses) -> float:
         found = self._periods.get(losses)
@@ -61,8 +62,9 @@ class Periods:
             mean = sum(self._gaps) / len(self._gaps)
             return max(self.bound(losses) * (1 + mean), self.fault_free.period)
         self._spent += size
-        period, gap = _planned(replace(self.problem, lost=places(losses)))
+        period, makespan_s, gap = _planned(replace(self.problem, lost=places(losses)))
         self._gaps.append(gap)
+        self._fillings[losses] = makespan_s - period
         return period
 
     @cached_property
@@ -90,11 +92,12 @@ class Periods:
     def _fault_free_bound(self) -> int:
         return lower_bound(self._work)
 
-    @property
-    def filling_s(self) -> float:
-        """What the first step of a generation takes longer: the pipeline is empty. Measured on the
-        plan without losses, because plans are not kept."""
-        return self.fault_free.makespan - self.fault_free.period
+    def filling_s(self, losses: Losses) -> float:
+        """What the first step of a generation takes longer: the pipeline is empty. Little where the
+        first stage is the one that is hit, because it begins at once; that of the plan without
+        losses where there is no plan."""
+        self.period(losses)
+        return self._fillings.get(losses, self.fault_free.makespan - self.fault_free.period)
 
     def finish_phases(self) -> list[float]:
         """Per stage, at which share of a step it has updated; the last one defines the step's end.
@@ -120,9 +123,9 @@ class Periods:
 
 
 @lru_cache(maxsize=4096)
-def _planned(problem: Problem) -> tuple[float, float]:
-    """Period and gap: those of `plan(problem)`, without laying the plan out, checking it and
-    planning its baselines, which takes twice as long again (a property test compares them).
+def _planned(problem: Problem) -> tuple[float, float, float]:
+    """Period, makespan and gap: those of `plan(problem)`, without laying the plan out, checking it
+    and planning its baselines, which takes twice as long again (a property test compares them).
 
     Shared by all runs of a process: the budget counts either way, so what is remembered changes how
     long a run takes, not what it says.
@@ -130,7 +133,8 @@ def _planned(problem: Problem) -> tuple[float, float]:
     work = workload(problem)
     table = list_schedule(work, route(problem), priorities(work))
     period = score(work, table.starts).period
-    return work.units(period), period / lower_bound(work) - 1
+    gap = period / lower_bound(work) - 1
+    return work.units(period), work.units(makespan(work, table.starts)), gap
 
 
 def counts(lost: frozenset[WorkerId], num_stages: int) -> Losses:

@@ -1,17 +1,24 @@
-"""Replays a live run: its losses and joins through the simulator, predicted against measured."""
+"""Validates the simulator: a live run beside its replay, predicted against measured.
+
+Taken from the run: its shape, what an action takes before the first loss, what the first recoveries
+cost, and where losses and new workers came. Everything else is predicted; nothing here reads how
+long the run took, but to compare.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from everstep.checkpoint.baselines import EverySteps
-from everstep.schedule.problem import Variant
-from everstep.sim.account import Account
+from everstep.sim.breakdown import Part, break_down
 from everstep.sim.constants import Constants
 from everstep.sim.job import Job, Layer
 from everstep.sim.live_run import LiveRun
+from everstep.sim.replay_run import replay
 from everstep.sim.setting import Failures, Setting
-from everstep.sim.systems.everstep import Rerouting
 
 BAR_FRACTION = 0.05
 NEVER = EverySteps(1 << 60)
@@ -35,6 +42,11 @@ class Validation:
     """For as many steps."""
 
     spans: tuple[Span, ...]
+    parts: tuple[Part, ...]
+    """Both times by what they were spent on."""
+
+    slowdown: float
+    """What actions took after the first loss, over what they took before; predicted as 1."""
 
     @property
     def error_fraction(self) -> float:
@@ -46,37 +58,25 @@ class Validation:
 
 
 def validate(live: LiveRun, *, in_flight: int | None = None) -> Validation:
-    """Moves between stages are in the file, each a loss and a join, so the replay decides none.
-
+    """
     Args:
         in_flight: the job's limit; events do not tell it.
     """
-    setting = setting_of(live, in_flight=in_flight)
-    system = Rerouting(
-        setting, name="everstep", variant=Variant.DECOUPLED_STAGGERED, is_normalizing=False
-    )
-    account = Account(samples_per_step=1)
-    system.begin([], account)
-    spans, num_lost = [], 0
-    for change in live.trace.changes():
-        account.advance(change.time_s)
-        spans.append(_span(live, change.time_s, num_lost, account))
-        system.change(list(change.lost), list(change.joined), account)
-        num_lost += len(change.lost) - len(change.joined)
-    account.advance(live.seconds)
-    spans.append(_span(live, live.seconds, num_lost, account))
-    # What is missing at the end, or was done too much, at the pace of the end.
-    predicted_s = live.seconds + (live.num_steps - account.steps) * account.step_s
+    predicted_s = replay(live, setting_of(live, in_flight=in_flight))
+    ends_s = list(accumulate(predicted_s))
     return Validation(
         num_steps=live.num_steps,
         measured_s=live.seconds,
-        predicted_s=predicted_s,
-        spans=tuple(spans),
+        predicted_s=ends_s[-1],
+        spans=tuple(_spans(live, ends_s)),
+        parts=break_down(live.stretches, predicted_s),
+        slowdown=live.slowdown,
     )
 
 
 def setting_of(live: LiveRun, *, in_flight: int | None = None) -> Setting:
-    """Exits are noticed at once there, and its state is small enough to be copied in no time."""
+    """A loss is in the file from when it was noticed on, so that only halting is left; a new worker
+    from when it came in; and the state is small enough to be copied in no time."""
     layers = tuple(
         Layer(
             forward=stage.forward,
@@ -99,14 +99,35 @@ def setting_of(live: LiveRun, *, in_flight: int | None = None) -> Setting:
         measured=live.durations,
         limits=None if in_flight is None else (in_flight,) * live.stages,
     )
-    constants = Constants(notice_loss_s=0.0, groups_s=live.change_s, groups_per_worker_s=0.0)
+    constants = Constants(
+        notice_loss_s=live.halting_s,
+        groups_s=live.forming_s,
+        groups_per_worker_s=0.0,
+        join_boundary_steps=0.0,
+    )
     return Setting(job=job, failures=Failures.of(live.trace), constants=constants, policy=NEVER)
 
 
-def _span(live: LiveRun, until_s: float, num_lost: int, account: Account) -> Span:
+def _spans(live: LiveRun, ends_s: Sequence[float]) -> Iterator[Span]:
+    num_lost = 0
+    for change in live.trace.changes():
+        yield _span(live, ends_s, change.time_s, num_lost)
+        num_lost += len(change.lost) - len(change.joined)
+    yield _span(live, ends_s, live.seconds, num_lost)
+
+
+def _span(live: LiveRun, ends_s: Sequence[float], until_s: float, num_lost: int) -> Span:
     return Span(
         until_s=until_s,
         num_lost=num_lost,
-        predicted_steps=account.steps,
+        predicted_steps=_steps_at(ends_s, until_s),
         measured_steps=float(sum(end_s <= until_s for end_s in live.step_ends_s)),
     )
+
+
+def _steps_at(ends_s: Sequence[float], time_s: float) -> float:
+    """With the share of the open step that has passed; after the end as fast as in the end."""
+    done = bisect_right(ends_s, time_s)
+    which = min(done, len(ends_s) - 1)
+    began_s = ends_s[which - 1] if which else 0.0
+    return which + (time_s - began_s) / (ends_s[which] - began_s)

@@ -110,3 +110,13 @@ def test_a_save_before_an_announced_loss_loses_nothing_but_the_step() -> None:
     books.roll_back()
     assert books.steps == 5
     assert books.steps_lost == 0
+
+
+def test_when_so_many_steps_will_be_done() -> None:
+    account = Account(samples_per_step=1)
+    account.run_at(2.0)
+    account.advance(5.0)
+    account.pause((Cause.GROUPS, 1.0), (Cause.FILLING, 0.5))
+    assert account.reaches_s(4) == 5.0 + 1.5 + 1.5 * 2.0
+    account.advance(account.reaches_s(4))
+    assert account.steps == 4

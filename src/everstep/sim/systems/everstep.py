@@ -96,7 +96,7 @@ class Rerouting:
             (Cause.NOTICING, self._setting.noticing_s),
             (Cause.GROUPS, self._forming_s()),
             (Cause.UNDO, undo_s),
-            (Cause.FILLING, self.periods.filling_s),
+            (Cause.FILLING, self._filling_s()),
         )
 
     def _replay(self, account: Account) -> bool:
@@ -124,7 +124,7 @@ class Rerouting:
             (Cause.GROUPS, self._forming_s()),
             (Cause.LOADING, self._setting.load_s),
             (Cause.REPLAY, account.steps_since_durable * step_s),
-            (Cause.FILLING, self.periods.filling_s),
+            (Cause.FILLING, self._filling_s()),
         )
         return True
 
@@ -166,7 +166,7 @@ class Rerouting:
                 (Cause.RESTART, self._setting.constants.everstep_restart_s),
                 (Cause.GROUPS, self._forming_s()),
                 (Cause.LOADING, self._setting.load_s),
-                (Cause.FILLING, self.periods.filling_s),
+                (Cause.FILLING, self._filling_s()),
             )
 
     # Joins and moves.
@@ -181,7 +181,7 @@ class Rerouting:
             (Cause.BOUNDARY, max(0.0, gain_s) * self._setting.constants.join_boundary_steps),
             (Cause.GROUPS, self._forming_s()),
             (Cause.COPY, self._setting.copy_s),
-            (Cause.FILLING, self.periods.filling_s),
+            (Cause.FILLING, self._filling_s()),
         )
 
     def _normalize(self, account: Account) -> None:
@@ -197,11 +197,12 @@ class Rerouting:
         account.pause(*self._moving())
 
     def _moving(self) -> tuple[tuple[Cause, float], ...]:
-        """Generations change twice: the worker leaves its place, and comes in at the other."""
+        """Generations change twice: the worker leaves its place, and comes in at the other. Weighed
+        and charged alike, so the pipelines are filled as if nobody were lost."""
         return (
             (Cause.GROUPS, 2 * self._forming_s()),
             (Cause.COPY, self._setting.copy_s),
-            (Cause.FILLING, 2 * self.periods.filling_s),
+            (Cause.FILLING, 2 * self.periods.filling_s((0,) * self._job.stages)),
         )
 
     def _weigh(self) -> Normalize | Stay:
@@ -255,6 +256,9 @@ class Rerouting:
     @property
     def _losses(self) -> Losses:
         return tuple(self._grid.losses)
+
+    def _filling_s(self) -> float:
+        return self.periods.filling_s(self._losses)
 
     def _forming_s(self) -> float:
         return self._setting.constants.forming_s(self._grid.num_live)
