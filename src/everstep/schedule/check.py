@@ -39,8 +39,10 @@ def check(plan: Plan) -> list[str]:
         return problems
     columns = _columns(plan, places)
     problems = list(_check_peers(columns))
-    problems = problems or [*_check_channels(plan), *_check_progress(plan, places)]
-    return problems or [*_check_times(plan, columns), *_check_figures(plan)]
+    problems = problems or [*_check_channels(plan, places), *_check_times(plan, columns)]
+    if not problems and not _do_times_rise(plan):
+        problems = list(_check_progress(plan, places))
+    return problems or list(_check_figures(plan))
 
 
 def _check_rows(plan: Plan) -> Iterator[str]:
@@ -135,34 +137,44 @@ def _check_peers(columns: _Columns) -> Iterator[str]:
                     )
 
 
-def _check_channels(plan: Plan) -> Iterator[str]:
+def _check_channels(plan: Plan, places: _Places) -> Iterator[str]:
     """Both ends of a channel agree on its order."""
-    sent: dict[Channel, list[Action]] = {}
-    received: dict[Channel, list[Action]] = {}
-    for worker, row in plan.actions.items():
-        for receiver, passing in _by_peer(row, [action.sends_to for action in row]).items():
-            sent[Channel(worker, receiver, passing[0].kind)] = passing
-        for sender, passing in _by_peer(row, [action.receives_from for action in row]).items():
-            received[Channel(sender, worker, passing[0].kind)] = passing
-    for end, orders in (("sender", sent), ("receiver", received)):
-        for channel in {**orders, **plan.channels}:
-            order = [(action.replica, action.microbatch) for action in orders.get(channel, ())]
-            planned = list(plan.channels.get(channel, ()))
-            if order != planned:
+    problem = plan.problem
+    microbatches = [divmod(job, problem.microbatches) for job in range(problem.num_jobs)]
+    position = {place: at for row in places.values() for at, place in enumerate(row)}
+    sent = _sent(plan, places)
+    for channel in {**sent, **plan.channels}:
+        passing = sent.get(channel, [])
+        planned = list(plan.channels.get(channel, ()))
+        received = _as_received(passing, channel, position)
+        for end, order in (("sender", passing), ("receiver", received)):
+            found = [microbatches[place // (3 * problem.stages)] for place in order]
+            if found != planned:
                 yield (
                     f"channel {channel.sender} -> {channel.receiver} ({channel.kind}): the {end}'s"
-                    f" order {_brief(order)} is not the planned {_brief(planned)}"
+                    f" order {_brief(found)} is not the planned {_brief(planned)}"
                 )
 
 
-def _by_peer(row: tuple[Action, ...], peers: list[WorkerId | None]) -> dict[WorkerId, list[Action]]:
-    """A worker's actions by whom they talk to. With one peer they are of one kind: it is on the
-    stage before or on the one after."""
-    passing: dict[WorkerId, list[Action]] = defaultdict(list)
-    for action, peer in zip(row, peers, strict=True):
-        if peer is not None:
-            passing[peer].append(action)
-    return passing
+def _sent(plan: Plan, places: _Places) -> dict[Channel, list[int]]:
+    """The places of what enters every channel, in the sender's order."""
+    sent = {}
+    for worker, row in plan.actions.items():
+        passing: dict[WorkerId, list[int]] = defaultdict(list)
+        for action, place in zip(row, places[worker], strict=True):
+            if action.sends_to is not None:
+                passing[action.sends_to].append(place)
+        for receiver, order in passing.items():
+            # A receiver is on the next stage and gets F, or on the one before and gets B.
+            kind = Kind.FORWARD if receiver.stage > worker.stage else Kind.INPUT_GRADIENT
+            sent[Channel(worker, receiver, kind)] = order
+    return sent
+
+
+def _as_received(passing: list[int], channel: Channel, position: dict[int, int]) -> list[int]:
+    """The same in the order in which the receiver runs what it is sent."""
+    to_receiver = 3 if channel.kind is Kind.FORWARD else -3
+    return sorted(passing, key=lambda place: position[place + to_receiver])
 
 
 def _brief(order: list[tuple[int, int]]) -> str:
@@ -183,8 +195,15 @@ def _needs(problem: Problem) -> list[list[int]]:
     return needs
 
 
+def _do_times_rise(plan: Plan) -> bool:
+    """Whether all actions take time, more than what the checks of times let pass. Then what waits
+    for another action starts later, nothing waits for itself, and no worker is ever stuck."""
+    return min(_lengths(plan.problem)) > 2 * _rounding(plan)
+
+
 def _check_progress(plan: Plan, places: _Places) -> Iterator[str]:
-    """Runs the lists without a clock: a worker whose next action can never start is stuck."""
+    """Runs the lists without a clock: a worker whose next action can never start is stuck. Times
+    do not tell, where an action that takes none may start together with what waits for it."""
     offsets = [
         [needed - column for needed in columns]
         for column, columns in enumerate(_needs(plan.problem))
@@ -219,17 +238,24 @@ def _missing(is_done: bytearray, place: int, offsets: list[int]) -> int | None:
 
 def _check_times(plan: Plan, columns: _Columns) -> Iterator[str]:
     """Durations are as given, nothing overlaps on a worker, nothing starts before what it needs."""
-    slack = _TOLERANCE * plan.makespan
-    # The planner's ticks round measured durations to a millionth of the longest one.
-    rounding = slack + 1e-6 * plan.problem.durations.longest
     if plan.problem.variant.is_glued:
         yield from _check_glue(plan)
-    yield from _check_overlaps(plan, slack)
-    yield from _check_lengths(plan, columns, rounding)
-    yield from _check_arrivals(plan, columns, rounding)
+    yield from _check_overlaps(plan)
+    yield from _check_lengths(plan, columns)
+    yield from _check_arrivals(plan, columns)
 
 
-def _check_overlaps(plan: Plan, slack: float) -> Iterator[str]:
+def _slack(plan: Plan) -> float:
+    return _TOLERANCE * plan.makespan
+
+
+def _rounding(plan: Plan) -> float:
+    """The planner's ticks round measured durations to a millionth of the longest one."""
+    return _slack(plan) + 1e-6 * plan.problem.durations.longest
+
+
+def _check_overlaps(plan: Plan) -> Iterator[str]:
+    slack = _slack(plan)
     for worker, row in plan.actions.items():
         free_at = 0.0
         for action in row:
@@ -238,16 +264,25 @@ def _check_overlaps(plan: Plan, slack: float) -> Iterator[str]:
             free_at = action.end
 
 
-def _check_lengths(plan: Plan, columns: _Columns, rounding: float) -> Iterator[str]:
-    for stage, durations in enumerate(plan.problem.durations.stages):
-        lengths = (durations.forward, durations.input_gradient, durations.weight_gradient)
-        for column, length in zip(columns[stage * 3 : stage * 3 + 3], lengths, strict=True):
-            for action in column:
-                if abs(action.end - action.start - length) > rounding:
-                    yield f"{action} takes {action.end - action.start:g}, not {length:g}"
+def _lengths(problem: Problem) -> list[float]:
+    """By column."""
+    return [
+        length
+        for stage in problem.durations.stages
+        for length in (stage.forward, stage.input_gradient, stage.weight_gradient)
+    ]
 
 
-def _check_arrivals(plan: Plan, columns: _Columns, rounding: float) -> Iterator[str]:
+def _check_lengths(plan: Plan, columns: _Columns) -> Iterator[str]:
+    rounding = _rounding(plan)
+    for column, length in zip(columns, _lengths(plan.problem), strict=True):
+        for action in column:
+            if abs(action.end - action.start - length) > rounding:
+                yield f"{action} takes {action.end - action.start:g}, not {length:g}"
+
+
+def _check_arrivals(plan: Plan, columns: _Columns) -> Iterator[str]:
+    rounding = _rounding(plan)
     for column, needs in enumerate(_needs(plan.problem)):
         for needed in needs:
             # F, B and W of a stage are on one worker, those of two stages never.
