@@ -91,6 +91,9 @@ def lay_out(
     return {worker: tuple(row) for worker, row in rows.items()}
 
 
+_Workers = Sequence[WorkerId | None]
+
+
 def _actions(work: Workload, table: Timetable) -> list[Action]:
     """Of all operations, by number. Made a column at a time, one kind on one stage, because a plan
     has tens of thousands of them."""
@@ -117,9 +120,6 @@ def _actions(work: Workload, table: Timetable) -> list[Action]:
             )
         )
     return list(chain.from_iterable(zip(*columns, strict=True)))
-
-
-_Workers = Sequence[WorkerId | None]
 
 
 def _workers(work: Workload, routes: Routes) -> Iterator[_Workers]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from everstep.core.ids import WorkerId
@@ -29,3 +30,12 @@ def test_an_order_that_gets_stuck_is_refused_by_its_times_where_all_actions_take
     made = plan(problem((1, 1, 1)))
     swapped = with_first_two_swapped(made, WorkerId(0, 0))
     assert "F0.0@0:0 starts at 0, before 0:0 is free at 2" in check(swapped)
+
+
+def test_a_time_that_is_not_a_number_is_refused() -> None:
+    """It is neither before nor after any other, so no comparison of starts would notice it."""
+    made = plan(problem((2, 2, 2)))
+    worker = WorkerId(0, 1)
+    *rest, last = made.actions[worker]
+    for spoiled in (replace(last, start=math.nan), replace(last, start=math.inf, end=math.inf)):
+        assert check(replace(made, actions={**made.actions, worker: (*rest, spoiled)})) != []
