@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from collections.abc import Iterator
@@ -95,6 +94,8 @@ def coordinator_command(
     replace_after: ReplaceAfter = DEFAULT_REPLACE_AFTER,
 ) -> None:
     """Coordinates a job whose workers are started by agents, here or elsewhere."""
+    import asyncio
+
     from everstep.launch.local import stopping_on_signals
 
     bind = Binding(host=host, port=port, token=token)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
 from typing import Annotated, Any
 
 import typer
@@ -37,6 +35,9 @@ def status_command(
 
 
 def _fetch(address: str, token: str) -> dict[str, Any]:
+    import urllib.error
+    import urllib.request
+
     request = urllib.request.Request(f"http://{address}/status")
     if token:
         request.add_header("Authorization", f"Bearer {token}")

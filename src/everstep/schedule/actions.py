@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from everstep.core.ids import WorkerId
 
@@ -22,23 +23,25 @@ class Kind(StrEnum):
     WEIGHT_GRADIENT = "W"
 
 
-@dataclass(frozen=True, slots=True)
+# Immutable to the type checker alone: a plan has tens of thousands of actions, and a frozen one
+# takes four times as long to make.
+@dataclass(slots=True, unsafe_hash=True)
 class Action:
     """One F, B or W of one micro-batch on one worker, with the peers it talks to."""
 
-    kind: Kind
-    stage: int
-    replica: int
+    kind: Final[Kind]
+    stage: Final[int]
+    replica: Final[int]
     """The replica the micro-batch belongs to; another one than the worker's when it is adopted."""
 
-    microbatch: int
-    worker: WorkerId
-    receives_from: WorkerId | None
+    microbatch: Final[int]
+    worker: Final[WorkerId]
+    receives_from: Final[WorkerId | None]
     """Sends the activation (F) or the output gradient (B). None at the ends and for W."""
 
-    sends_to: WorkerId | None
-    start: float
-    end: float
+    sends_to: Final[WorkerId | None]
+    start: Final[float]
+    end: Final[float]
     """Planned, in the unit of the durations. The executor follows the order, not the times."""
 
     @property

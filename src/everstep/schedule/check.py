@@ -5,9 +5,9 @@ Returns every broken rule it finds, in words. No plan leaves the planner unless 
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Iterator
-from itertools import count
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from everstep.core.errors import PlanInvalid
 from everstep.core.ids import WorkerId
@@ -30,123 +30,151 @@ def require_valid(plan: Plan) -> Plan:
 
 def check(plan: Plan) -> list[str]:
     """Every rule the plan breaks. The later rules look things up that the first ones establish."""
-    problems = list(_check_each_once(plan))
+    problems = list(_check_rows(plan))
     if problems:
         return problems
-    actions, needs = _by_place(plan)
-    problems = list(_check_peers(plan, actions)) or list(_check_orders(plan, needs))
-    return problems or [*_check_times(plan, actions, needs), *_check_figures(plan)]
+    places = _places(plan)
+    problems = list(_check_each_once(plan, places))
+    if problems:
+        return problems
+    columns = _columns(plan, places)
+    problems = list(_check_peers(columns))
+    problems = problems or [*_check_channels(plan, places), *_check_times(plan, columns)]
+    if not problems and not _do_times_rise(plan):
+        problems = list(_check_progress(plan, places))
+    return problems or list(_check_figures(plan))
 
 
-def _place(problem: Problem, action: Action) -> int:
-    """A number for each F, B and W of each micro-batch on each stage: there is one action of each.
-
-    Numbers, because a plan has hundreds of thousands: F of the stage before is at place - 3, what
-    B follows, and what W follows, on the same stage at place - 1.
-    """
-    job = action.replica * problem.microbatches + action.microbatch
-    return (job * problem.stages + action.stage) * 3 + _KIND[action.kind]
-
-
-_Needs = dict[WorkerId, list[tuple[int, tuple[int, ...]]]]
-"""Per worker, for each of its actions in order: its place, and the places of what it needs."""
-
-
-def _by_place(plan: Plan) -> tuple[list[Action], _Needs]:
-    placed: dict[int, Action] = {}
-    needs: _Needs = {}
-    for worker, row in plan.actions.items():
-        places = [_place(plan.problem, action) for action in row]
-        placed.update(zip(places, row, strict=True))
-        needs[worker] = [
-            (place, _needs(plan, action, place)) for place, action in zip(places, row, strict=True)
-        ]
-    return [placed[place] for place in range(len(placed))], needs
-
-
-def _check_each_once(plan: Plan) -> Iterator[str]:
-    """Every micro-batch runs F, B and W once per stage, on one live worker of that stage."""
+def _check_rows(plan: Plan) -> Iterator[str]:
+    """Live workers of a stage are given actions of that stage."""
     problem = plan.problem
-    seen: set[int] = set()
+    replicas, microbatches = range(problem.replicas), range(problem.microbatches)
     for worker, row in plan.actions.items():
         if worker in problem.lost and row:
             yield f"lost worker {worker} is given {len(row)} actions"
+        if worker.replica not in replicas or not 0 <= worker.stage < problem.stages:
+            yield f"worker {worker} is outside the shape"
         for action in row:
-            if not _is_inside(problem, action):
+            if action.replica not in replicas or action.microbatch not in microbatches:
                 yield f"{action} is outside the shape"
-                continue
-            place = _place(problem, action)
-            if place in seen:
-                yield f"{action} is planned twice"
-            seen.add(place)
             if action.worker != worker:
                 yield f"{action} is listed under worker {worker}"
             if action.stage != worker.stage:
                 yield f"{action} of stage {action.stage} is on a worker of stage {worker.stage}"
-    expected = 3 * problem.stages * problem.replicas * problem.microbatches
-    if len(seen) < expected:
-        yield f"{expected - len(seen)} actions are missing, first {_first_missing(problem, seen)}"
 
 
-def _is_inside(problem: Problem, action: Action) -> bool:
-    return (
-        0 <= action.stage < problem.stages
-        and 0 <= action.replica < problem.replicas
-        and 0 <= action.microbatch < problem.microbatches
-        and 0 <= action.worker.replica < problem.replicas
-    )
+_Places = dict[WorkerId, list[int]]
+"""A number for each action of each worker, in the order it runs them.
+
+Numbers, because a plan has hundreds of thousands of actions. Those of a micro-batch come one after
+the other: F, B and W of stage 0, then of stage 1, and so on.
+"""
 
 
-def _first_missing(problem: Problem, seen: set[int]) -> str:
-    first = next(place for place in count() if place not in seen)
-    where, kind = divmod(first, 3)
+def _places(plan: Plan) -> _Places:
+    microbatches, num_columns = plan.problem.microbatches, 3 * plan.problem.stages
+    places: _Places = {}
+    for worker, row in plan.actions.items():
+        columns = {kind: 3 * worker.stage + number for kind, number in _KIND.items()}
+        places[worker] = [
+            (action.replica * microbatches + action.microbatch) * num_columns + columns[action.kind]
+            for action in row
+        ]
+    return places
+
+
+def _check_each_once(plan: Plan, places: _Places) -> Iterator[str]:
+    """Every micro-batch runs F, B and W once per stage."""
+    problem = plan.problem
+    times = Counter(chain.from_iterable(places.values()))
+    for place, number in times.items():
+        if number > 1:
+            yield f"{_name(problem, place)} is planned {number} times"
+    expected = 3 * problem.stages * problem.num_jobs
+    if len(times) < expected:
+        first = next(place for place in range(expected) if place not in times)
+        yield f"{expected - len(times)} actions are missing, first {_name(problem, first)}"
+
+
+def _name(problem: Problem, place: int) -> str:
+    where, kind = divmod(place, 3)
     job, stage = divmod(where, problem.stages)
     replica, microbatch = divmod(job, problem.microbatches)
     return f"{list(_KIND)[kind]}{replica}.{microbatch} on stage {stage}"
 
 
-def _check_peers(plan: Plan, actions: list[Action]) -> Iterator[str]:
-    """F, B and W of a micro-batch share a worker, and its neighbours in the route are its peers."""
-    last = plan.problem.stages - 1
-    for place, action in enumerate(actions):
-        kind, forward = action.kind, actions[place - place % 3]
-        if action.worker != forward.worker:
-            yield f"{action} is not where its activations are, on {forward.worker}"
-        before = actions[place - 3].worker if action.stage else None
-        after = actions[place + 3].worker if action.stage < last else None
-        expected: tuple[WorkerId | None, WorkerId | None] = (None, None)
-        if kind is Kind.FORWARD:
-            expected = (before, after)
-        elif kind is Kind.INPUT_GRADIENT:
-            expected = (after, before)
-        if (action.receives_from, action.sends_to) != expected:
-            yield (
-                f"{action} talks to {action.receives_from} and {action.sends_to}"
-                f" instead of {expected[0]} and {expected[1]}"
-            )
+_Columns = list[list[Action]]
+"""The actions of a plan, by kind on one stage (`stage * 3 + kind`) and then by micro-batch."""
 
 
-def _check_orders(plan: Plan, needs: _Needs) -> Iterator[str]:
-    """Both ends of a channel agree on its order, and running the lists never gets stuck."""
-    sent: dict[tuple[WorkerId, WorkerId, Kind], list[tuple[int, int]]] = defaultdict(list)
-    received: dict[tuple[WorkerId, WorkerId, Kind], list[tuple[int, int]]] = defaultdict(list)
+def _columns(plan: Plan, places: _Places) -> _Columns:
+    placed: dict[int, Action] = {}
     for worker, row in plan.actions.items():
-        for action in row:
-            what = (action.replica, action.microbatch)
-            if action.sends_to is not None:
-                sent[worker, action.sends_to, action.kind].append(what)
-            if action.receives_from is not None:
-                received[action.receives_from, worker, action.kind].append(what)
-    for key in sorted(sent.keys() | received.keys() | plan.channels.keys()):
-        channel = Channel(*key)
+        placed.update(zip(places[worker], row, strict=True))
+    num_columns = 3 * plan.problem.stages
+    return [
+        [placed[place] for place in range(column, len(placed), num_columns)]
+        for column in range(num_columns)
+    ]
+
+
+def _check_peers(columns: _Columns) -> Iterator[str]:
+    """F, B and W of a micro-batch share a worker, and its neighbours in the route are its peers."""
+    nobody = [None] * len(columns[0])
+    routes = [[action.worker for action in column] for column in columns[::3]]
+    around: list[Sequence[WorkerId | None]] = [nobody, *routes, nobody]
+    for stage, workers in enumerate(routes):
+        before, after = around[stage], around[stage + 2]
+        expected = ((before, after), (after, before), (nobody, nobody))
+        for column, ends in zip(columns[stage * 3 : stage * 3 + 3], expected, strict=True):
+            for action, worker, source, target in zip(column, workers, *ends, strict=True):
+                if action.worker != worker:
+                    yield f"{action} is not where its activations are, on {worker}"
+                if action.receives_from != source or action.sends_to != target:
+                    yield (
+                        f"{action} talks to {action.receives_from} and {action.sends_to}"
+                        f" instead of {source} and {target}"
+                    )
+
+
+def _check_channels(plan: Plan, places: _Places) -> Iterator[str]:
+    """Both ends of a channel agree on its order."""
+    problem = plan.problem
+    microbatches = [divmod(job, problem.microbatches) for job in range(problem.num_jobs)]
+    position = {place: at for row in places.values() for at, place in enumerate(row)}
+    sent = _sent(plan, places)
+    for channel in {**sent, **plan.channels}:
+        passing = sent.get(channel, [])
         planned = list(plan.channels.get(channel, ()))
-        for end, order in (("sender", sent[channel]), ("receiver", received[channel])):
-            if order != planned:
+        received = _as_received(passing, channel, position)
+        for end, order in (("sender", passing), ("receiver", received)):
+            found = [microbatches[place // (3 * problem.stages)] for place in order]
+            if found != planned:
                 yield (
                     f"channel {channel.sender} -> {channel.receiver} ({channel.kind}): the {end}'s"
-                    f" order {_brief(order)} is not the planned {_brief(planned)}"
+                    f" order {_brief(found)} is not the planned {_brief(planned)}"
                 )
-    yield from _check_progress(plan, needs)
+
+
+def _sent(plan: Plan, places: _Places) -> dict[Channel, list[int]]:
+    """The places of what enters every channel, in the sender's order."""
+    sent = {}
+    for worker, row in plan.actions.items():
+        passing: dict[WorkerId, list[int]] = defaultdict(list)
+        for action, place in zip(row, places[worker], strict=True):
+            if action.sends_to is not None:
+                passing[action.sends_to].append(place)
+        for receiver, order in passing.items():
+            # A receiver is on the next stage and gets F, or on the one before and gets B.
+            kind = Kind.FORWARD if receiver.stage > worker.stage else Kind.INPUT_GRADIENT
+            sent[Channel(worker, receiver, kind)] = order
+    return sent
+
+
+def _as_received(passing: list[int], channel: Channel, position: dict[int, int]) -> list[int]:
+    """The same in the order in which the receiver runs what it is sent."""
+    to_receiver = 3 if channel.kind is Kind.FORWARD else -3
+    return sorted(passing, key=lambda place: position[place + to_receiver])
 
 
 def _brief(order: list[tuple[int, int]]) -> str:
@@ -154,69 +182,117 @@ def _brief(order: list[tuple[int, int]]) -> str:
     return f"[{shown}{' ...' if len(order) > 6 else ''}]"
 
 
-def _needs(plan: Plan, action: Action, place: int) -> tuple[int, ...]:
-    """What must be over before the action can start, besides the worker's earlier actions."""
-    if action.kind is Kind.FORWARD:
-        return (place - 3,) if action.stage else ()
-    if action.kind is Kind.WEIGHT_GRADIENT or action.stage == plan.problem.stages - 1:
-        return (place - 1,)
-    # Glued, the gradient leaves the later stage when its W is over, too.
-    return place - 1, place + (4 if plan.problem.variant.is_glued else 3)
+def _needs(problem: Problem) -> list[list[int]]:
+    """For each column, those that must be over before it can start, micro-batch by micro-batch."""
+    needs: list[list[int]] = []
+    for forward in range(0, 3 * problem.stages, 3):
+        gradient, weight = forward + 1, forward + 2
+        before = [forward - 3] if forward else []
+        # Glued, the gradient leaves the later stage when its W is over, too.
+        later = [weight + 3 if problem.variant.is_glued else gradient + 3]
+        is_last = weight + 1 == 3 * problem.stages
+        needs += [before, [forward] if is_last else [forward, *later], [gradient]]
+    return needs
 
 
-def _check_progress(plan: Plan, needs: _Needs) -> Iterator[str]:
-    """Runs the lists without a clock: a worker whose next action can never start is stuck."""
-    done: set[int] = set()
-    position = dict.fromkeys(plan.actions, 0)
+def _do_times_rise(plan: Plan) -> bool:
+    """Whether all actions take time, more than what the checks of times let pass. Then what waits
+    for another action starts later, nothing waits for itself, and no worker is ever stuck."""
+    return min(_lengths(plan.problem)) > 2 * _rounding(plan)
+
+
+def _check_progress(plan: Plan, places: _Places) -> Iterator[str]:
+    """Runs the lists without a clock: a worker whose next action can never start is stuck. Times
+    do not tell, where an action that takes none may start together with what waits for it."""
+    offsets = [
+        [needed - column for needed in columns]
+        for column, columns in enumerate(_needs(plan.problem))
+    ]
+    is_done = bytearray(len(offsets) * plan.problem.num_jobs)
+    todo = {worker: row[::-1] for worker, row in places.items()}
     waiting_for: dict[int, list[WorkerId]] = defaultdict(list)
-    runnable = deque(plan.actions)
+    runnable = deque(todo)
     while runnable:
         worker = runnable.popleft()
-        places = needs[worker]
-        while position[worker] < len(places):
-            place, needed = places[position[worker]]
-            if not done.issuperset(needed):
-                missing = next(each for each in needed if each not in done)
+        row = todo[worker]
+        while row:
+            place = row[-1]
+            missing = _missing(is_done, place, offsets[place % len(offsets)])
+            if missing is not None:
                 waiting_for[missing].append(worker)
                 break
-            done.add(place)
-            position[worker] += 1
+            is_done[row.pop()] = True
             if place in waiting_for:
                 runnable.extend(waiting_for.pop(place))
-    for worker, row in plan.actions.items():
-        if position[worker] < len(row):
-            yield f"worker {worker} waits for ever before {row[position[worker]]}"
+    for worker, row in todo.items():
+        if row:
+            yield f"worker {worker} waits for ever before {plan.actions[worker][-len(row)]}"
 
 
-def _check_times(plan: Plan, actions: list[Action], needs: _Needs) -> Iterator[str]:
+def _missing(is_done: bytearray, place: int, offsets: list[int]) -> int | None:
+    for offset in offsets:
+        if not is_done[place + offset]:
+            return place + offset
+    return None
+
+
+def _check_times(plan: Plan, columns: _Columns) -> Iterator[str]:
     """Durations are as given, nothing overlaps on a worker, nothing starts before what it needs."""
-    durations = plan.problem.durations
-    slack = _TOLERANCE * plan.makespan
-    # The planner's ticks round measured durations to a millionth of the longest one.
-    rounding = slack + 1e-6 * durations.longest
     if plan.problem.variant.is_glued:
         yield from _check_glue(plan)
+    yield from _check_overlaps(plan)
+    yield from _check_lengths(plan, columns)
+    yield from _check_arrivals(plan, columns)
+
+
+def _slack(plan: Plan) -> float:
+    return _TOLERANCE * plan.makespan
+
+
+def _rounding(plan: Plan) -> float:
+    """The planner's ticks round measured durations to a millionth of the longest one."""
+    return _slack(plan) + 1e-6 * plan.problem.durations.longest
+
+
+def _check_overlaps(plan: Plan) -> Iterator[str]:
+    slack = _slack(plan)
     for worker, row in plan.actions.items():
-        stage = durations.stages[worker.stage]
-        lengths = {
-            Kind.FORWARD: stage.forward,
-            Kind.INPUT_GRADIENT: stage.input_gradient,
-            Kind.WEIGHT_GRADIENT: stage.weight_gradient,
-        }
         free_at = 0.0
-        for action, (_, places) in zip(row, needs[worker], strict=True):
-            if abs(action.end - action.start - lengths[action.kind]) > rounding:
-                yield f"{action} takes {action.end - action.start:g}, not {lengths[action.kind]:g}"
+        for action in row:
             if action.start < free_at - slack:
                 yield f"{action} starts at {action.start:g}, before {worker} is free at {free_at:g}"
             free_at = action.end
-            for place in places:
-                needed = actions[place]
-                transfer = durations.transfer if needed.worker != worker else 0.0
-                if action.start < needed.end + transfer - rounding:
+
+
+def _lengths(problem: Problem) -> list[float]:
+    """By column."""
+    return [
+        length
+        for stage in problem.durations.stages
+        for length in (stage.forward, stage.input_gradient, stage.weight_gradient)
+    ]
+
+
+def _check_lengths(plan: Plan, columns: _Columns) -> Iterator[str]:
+    rounding = _rounding(plan)
+    for column, length in zip(columns, _lengths(plan.problem), strict=True):
+        for action in column:
+            # Asked this way round, because a time that is not a number is never more than another.
+            if not abs(action.end - action.start - length) <= rounding:
+                yield f"{action} takes {action.end - action.start:g}, not {length:g}"
+
+
+def _check_arrivals(plan: Plan, columns: _Columns) -> Iterator[str]:
+    rounding = _rounding(plan)
+    for column, needs in enumerate(_needs(plan.problem)):
+        for needed in needs:
+            # F, B and W of a stage are on one worker, those of two stages never.
+            transfer = plan.problem.durations.transfer if needed // 3 != column // 3 else 0.0
+            for action, earlier in zip(columns[column], columns[needed], strict=True):
+                if action.start < earlier.end + transfer - rounding:
                     yield (
-                        f"{action} starts at {action.start:g}, before {needed} has arrived at"
-                        f" {needed.end + transfer:g}"
+                        f"{action} starts at {action.start:g}, before {earlier} has arrived at"
+                        f" {earlier.end + transfer:g}"
                     )
 
 

@@ -132,7 +132,7 @@ def _actions_from_json(workers: list[Json]) -> dict[WorkerId, tuple[Action, ...]
             replica, microbatch = action["replica"], action["microbatch"]
             before = runs_on.get((stage - 1, replica, microbatch))
             after = runs_on.get((stage + 1, replica, microbatch))
-            peers = peers_of(kind, before=before, after=after)
+            peers = peers_of(kind, before=before, after=after, nobody=None)
             row.append(
                 Action(
                     kind, stage, replica, microbatch, worker, *peers, action["start"], action["end"]

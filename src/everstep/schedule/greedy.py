@@ -66,6 +66,19 @@ def list_schedule(work: Workload, routes: Routes, priority: Priorities) -> Timet
     return Timetable(routes, run.starts, run.order)
 
 
+class _Agenda(dict[int, list[int]]):
+    """Things that will happen, by time: an operation that ends, or ~operation that arrives. What is
+    sent first arrives first even when sending takes no time."""
+
+    def __init__(self) -> None:
+        self.times: list[int] = []
+
+    def __missing__(self, time: int) -> list[int]:
+        heappush(self.times, time)
+        self[time] = []
+        return self[time]
+
+
 class _Run:
     """One pass of the list scheduler over virtual time. The improver lives on how fast this is."""
 
@@ -75,11 +88,12 @@ class _Run:
         self.priority = priority
         self.starts = [-1] * (work.num_jobs * work.stages * 3)
         self.order: list[int] = []
-        self.durations = (
-            work.forward,
-            tuple(work.gradient_delay(stage) for stage in range(work.stages)),
-            work.weight_gradient,
-        )
+        # By worker, how long it is busy with each kind.
+        self.durations = [
+            (work.forward[stage], work.gradient_delay(stage), work.weight_gradient[stage])
+            for stage in range(work.stages)
+            for _ in range(work.replicas)
+        ]
         # Times are whole ticks: within less than one of them nothing can be on its way.
         self.is_patient = max(map(max, self.durations)) * PATIENCE_FRACTION >= 1
         # By job and stage, as operations are numbered.
@@ -94,32 +108,33 @@ class _Run:
         self.ready: list[list[list[tuple[float, int, int]]]] = [
             [[], [], []] for _ in range(num_workers)
         ]
-        self.last_urgency: dict[tuple[int, int, int], float] = {}
+        # By sender and receiver in one number.
+        self.last_urgency: dict[int, float] = {}
         # What others are working on for a worker: heaps of (arrival time, urgency, kind).
         self.coming: list[list[tuple[int, float, int]]] = [[] for _ in range(num_workers)]
         self.num_arrived = 0
-        # Things that will happen, by time, as operation * 2 + is_arrival. What is sent first
-        # arrives first even when sending takes no time.
-        self.events: dict[int, list[int]] = {}
-        self.times: list[int] = []
+        self.agenda = _Agenda()
         self._run()
 
     def _run(self) -> None:
         for first in range(0, len(self.starts), self.work.stages * 3):
             self._make_ready(self.worker[first // 3], first, self.priority[first])
         now, touched = 0, set(range(len(self.is_busy)))
-        is_busy, pick, happen = self.is_busy, self._pick, self._happen
+        agenda, is_busy = self.agenda, self.is_busy
+        pick, finish, receive = self._pick, self._finish, self._receive
         while True:
             for worker in touched:
                 if not is_busy[worker]:
                     pick(worker, now)
-            if not self.times:
+            if not agenda:
                 return
             # Everything that happens now, arrivals that follow from it too, is seen before anyone
             # chooses.
-            now = heappop(self.times)
-            touched = {happen(now, event) for event in self.events[now]}
-            del self.events[now]
+            now = heappop(agenda.times)
+            touched = {
+                finish(event, now) if event >= 0 else receive(~event) for event in agenda[now]
+            }
+            del agenda[now]
 
     def _pick(self, worker: int, now: int) -> None:
         """Starts the most urgent ready operation of an idle worker, if there is one.
@@ -142,13 +157,10 @@ class _Run:
             kind, urgency = W, weight[0]
         if not ready[kind]:
             return
-        duration = self.durations[kind][worker // self.work.replicas]
+        duration = self.durations[worker][kind]
         if self.is_patient and self._is_worth_waiting(worker, urgency, now=now, duration=duration):
             return
-        operation = heappop(ready[kind])[2]
-        if kind == F:
-            self.room[worker] -= 1
-        self._start(worker, operation, now, now + duration)
+        self._start(heappop(ready[kind])[2], worker, now, now + duration)
 
     def _is_worth_waiting(self, worker: int, urgency: float, *, now: int, duration: int) -> bool:
         """Whether something more urgent arrives soon; its arrival makes the worker pick again."""
@@ -161,15 +173,18 @@ class _Run:
             for at, other, kind in coming[:_NEAREST]
         )
 
-    def _start(self, worker: int, operation: int, now: int, end: int) -> None:
+    def _start(self, operation: int, worker: int, now: int, end: int) -> None:
         self.is_busy[worker] = True
         self.starts[operation] = now
         self.order.append(operation)
-        if self.work.is_glued and operation % 3 == B:
+        kind = operation % 3
+        if kind == F:
+            self.room[worker] -= 1
+        elif kind == B and self.work.is_glued:
             stage = worker // self.work.replicas
             self.starts[operation + 1] = now + self.work.input_gradient[stage]
             self.order.append(operation + 1)
-        self._expect(end, operation * 2)
+        self.agenda[end].append(operation)
         if self.is_patient:
             self._foretell(operation, end + self.work.transfer)
 
@@ -183,25 +198,14 @@ class _Run:
         urgency = self.priority[operation + 3 * step]
         heappush(self.coming[self.worker[place + step]], (arrival, urgency, kind))
 
-    def _expect(self, time: int, event: int) -> None:
-        if time in self.events:
-            self.events[time].append(event)
-        else:
-            self.events[time] = [event]
-            heappush(self.times, time)
-
-    def _happen(self, now: int, event: int) -> int:
-        """Handles the end or the arrival of an operation; returns the worker it concerns."""
-        operation = event >> 1
+    def _finish(self, operation: int, now: int) -> int:
+        """Handles the end of an operation; returns the worker that is free now."""
         place, kind = divmod(operation, 3)
         worker = self.worker[place]
-        if event & 1:
-            self._receive(worker, operation, self.worker[place - 1 if kind == F else place + 1])
-            return worker
         self.is_busy[worker] = False
         if kind == F:
             if worker < len(self.is_busy) - self.work.replicas:
-                self._expect(now + self.work.transfer, (operation + 3) * 2 + 1)
+                self.agenda[now + self.work.transfer].append(~(operation + 3))
             else:
                 self._make_ready(worker, operation + 1, self.priority[operation + 1])
         elif kind == W:
@@ -212,15 +216,22 @@ class _Run:
             else:
                 self._make_ready(worker, operation + 1, self.priority[operation + 1])
             if worker >= self.work.replicas:
-                self._expect(now + self.work.transfer, (operation - 3) * 2 + 1)
+                self.agenda[now + self.work.transfer].append(~(operation - 3))
         return worker
 
-    def _receive(self, worker: int, operation: int, sender: int) -> None:
-        """An arrival is never more urgent than what came through the same channel before it."""
-        channel = (worker, operation % 3, sender)
-        urgency = max(self.priority[operation], self.last_urgency.get(channel, B_FIRST))
-        self.last_urgency[channel] = urgency
+    def _receive(self, operation: int) -> int:
+        """Handles the arrival of what an operation needs; returns its worker. An arrival is never
+        more urgent than what came through the same channel before it."""
+        place, kind = divmod(operation, 3)
+        worker, sender = self.worker[place], self.worker[place - 1 if kind == F else place + 1]
+        channel = sender * len(self.is_busy) + worker
+        urgency = self.priority[operation]
+        if urgency < self.last_urgency.get(channel, B_FIRST):
+            urgency = self.last_urgency[channel]
+        else:
+            self.last_urgency[channel] = urgency
         self._make_ready(worker, operation, urgency)
+        return worker
 
     def _make_ready(self, worker: int, operation: int, urgency: float) -> None:
         self.num_arrived += 1

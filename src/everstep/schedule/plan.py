@@ -6,16 +6,21 @@ Plain data. The executor runs it, the checker proves it, the renderers draw it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import accumulate, chain, product, repeat
+from typing import NamedTuple, TypeVar
 
 from everstep.core.ids import WorkerId
 from everstep.schedule.actions import Action, Kind
 from everstep.schedule.problem import Problem
+from everstep.schedule.routing import Routes
 from everstep.schedule.workload import Timetable, Workload, makespan, score
 
 KINDS = (Kind.FORWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
+
+_HOLDS = {Kind.FORWARD: 1, Kind.INPUT_GRADIENT: 0, Kind.WEIGHT_GRADIENT: -1}
+"""By how many each kind changes the number of micro-batches in flight."""
 
 
 class Channel(NamedTuple):
@@ -79,71 +84,88 @@ def lay_out(
         for stage in range(problem.stages)
         if WorkerId(replica, stage) not in problem.lost
     }
-    grid = [[WorkerId(r, s) for r in range(work.replicas)] for s in range(work.stages)]
-    durations = (work.forward, work.input_gradient, work.weight_gradient)
+    actions = _actions(work, table)
     for operation in table.order:
-        place, kind = divmod(operation, 3)
-        job, stage = divmod(place, work.stages)
-        replica, microbatch = divmod(job, work.microbatches)
-        worker = grid[stage][table.routes[stage][job]]
-        before = grid[stage - 1][table.routes[stage - 1][job]] if stage else None
-        is_last = stage + 1 == work.stages
-        after = None if is_last else grid[stage + 1][table.routes[stage + 1][job]]
-        receives_from, sends_to = peers_of(KINDS[kind], before=before, after=after)
-        start = table.starts[operation]
-        rows[worker].append(
-            Action(
-                KINDS[kind],
-                stage,
-                replica,
-                microbatch,
-                worker,
-                receives_from,
-                sends_to,
-                work.units(start),
-                work.units(start + durations[kind][stage]),
-            )
-        )
+        action = actions[operation]
+        rows[action.worker].append(action)
     return {worker: tuple(row) for worker, row in rows.items()}
 
 
-def peers_of(
-    kind: Kind, *, before: WorkerId | None, after: WorkerId | None
-) -> tuple[WorkerId | None, WorkerId | None]:
+_Workers = Sequence[WorkerId | None]
+
+
+def _actions(work: Workload, table: Timetable) -> list[Action]:
+    """Of all operations, by number. Made a column at a time, one kind on one stage, because a plan
+    has tens of thousands of them."""
+    nobody: _Workers = [None] * work.num_jobs
+    runs_on = [nobody, *_workers(work, table.routes), nobody]
+    replicas = [job // work.microbatches for job in range(work.num_jobs)]
+    microbatches = [job % work.microbatches for job in range(work.num_jobs)]
+    lengths = (work.forward, work.input_gradient, work.weight_gradient)
+    columns: list[Iterable[Action]] = []
+    for stage, number in product(range(work.stages), range(len(KINDS))):
+        before, here, after = runs_on[stage : stage + 3]
+        starts = table.starts[len(columns) :: work.stages * 3]
+        columns.append(
+            map(
+                Action,
+                repeat(KINDS[number]),
+                repeat(stage),
+                replicas,
+                microbatches,
+                here,
+                *peers_of(KINDS[number], before=before, after=after, nobody=nobody),
+                work.in_units(starts),
+                work.in_units([start + lengths[number][stage] for start in starts]),
+            )
+        )
+    return list(chain.from_iterable(zip(*columns, strict=True)))
+
+
+def _workers(work: Workload, routes: Routes) -> Iterator[_Workers]:
+    """The routes, with one WorkerId for each worker and not one for each of its micro-batches."""
+    for stage, row in enumerate(routes):
+        workers = [WorkerId(replica, stage) for replica in range(work.replicas)]
+        yield [workers[replica] for replica in row]
+
+
+Peer = TypeVar("Peer")
+
+
+def peers_of(kind: Kind, *, before: Peer, after: Peer, nobody: Peer) -> tuple[Peer, Peer]:
     """Whom an action receives from and sends to, given who runs the micro-batch on the stages
-    before and after. F flows down the pipeline, B up; W stays."""
+    before and after. F flows down the pipeline, B up; W stays. Peers of many may be asked at once.
+    """
     if kind is Kind.FORWARD:
         return before, after
     if kind is Kind.INPUT_GRADIENT:
         return after, before
-    return None, None
+    return nobody, nobody
 
 
 def sending_order(
     actions: Mapping[WorkerId, tuple[Action, ...]],
 ) -> dict[Channel, tuple[tuple[int, int], ...]]:
     """The order in which micro-batches enter every channel."""
-    # Plain tuples are made faster, and there are many more messages than channels.
-    orders: dict[tuple[WorkerId, WorkerId, Kind], list[tuple[int, int]]] = defaultdict(list)
+    channels: dict[Channel, tuple[tuple[int, int], ...]] = {}
     for worker, row in actions.items():
+        # The receiver tells the kind: F goes to the next stage, B to the one before.
+        orders: dict[WorkerId, list[Action]] = defaultdict(list)
         for action in row:
             if action.sends_to is not None:
-                channel = (worker, action.sends_to, action.kind)
-                orders[channel].append((action.replica, action.microbatch))
-    return {Channel(*channel): tuple(order) for channel, order in orders.items()}
+                orders[action.sends_to].append(action)
+        for receiver, sent in orders.items():
+            channel = Channel(worker, receiver, sent[0].kind)
+            channels[channel] = tuple([(action.replica, action.microbatch) for action in sent])
+    return channels
 
 
 def peak_in_flight(problem: Problem, actions: Mapping[WorkerId, tuple[Action, ...]]) -> list[int]:
     """Per stage, the most micro-batches one worker holds between F and W."""
     peaks = [0] * problem.stages
     for worker, row in actions.items():
-        held = 0
-        for action in row:
-            if action.kind is Kind.FORWARD:
-                held += 1
-                peaks[worker.stage] = max(peaks[worker.stage], held)
-            elif action.kind is Kind.WEIGHT_GRADIENT:
-                held -= 1
+        held = [_HOLDS[action.kind] for action in row]
+        peaks[worker.stage] = max(peaks[worker.stage], *accumulate(held, initial=0))
     return peaks
 
 

@@ -118,6 +118,11 @@ class Problem:
     def num_workers(self) -> int:
         return self.replicas * self.stages
 
+    @property
+    def num_jobs(self) -> int:
+        """Micro-batches of all replicas."""
+        return self.replicas * self.microbatches
+
     def fault_free(self, variant: Variant) -> Problem:
         """One replica of the same job without losses; all of them are alike, so it stands for all.
 
