@@ -62,8 +62,8 @@ def swap_kinds_of_one_microbatch(mutant: Mutant) -> Plan:
     assume((one.replica, one.microbatch) == (two.replica, two.microbatch))
     assume(one.end > one.start and two.end > two.start)
     changed = list(mutant.row)
-    changed[mutant.at] = replace(two, start=one.start, end=one.start + two.end - two.start)
-    changed[other] = replace(one, start=two.start, end=two.start + one.end - one.start)
+    changed[mutant.at] = two._replace(start=one.start, end=one.start + two.end - two.start)
+    changed[other] = one._replace(start=two.start, end=two.start + one.end - one.start)
     return mutant.with_row(tuple(changed))
 
 
@@ -78,13 +78,13 @@ def repeat(mutant: Mutant) -> Plan:
 def move_to_another_worker(mutant: Mutant) -> Plan:
     target = mutant.another_worker()
     rows = dict(drop(mutant).actions)
-    moved = [*rows[target], replace(mutant.action, worker=target)]
+    moved = [*rows[target], mutant.action._replace(worker=target)]
     rows[target] = tuple(sorted(moved, key=lambda action: action.start))
     return replace(mutant.made, actions=rows)
 
 
 def retarget_in_place(mutant: Mutant) -> Plan:
-    return mutant.with_action(replace(mutant.action, worker=mutant.another_worker()))
+    return mutant.with_action(mutant.action._replace(worker=mutant.another_worker()))
 
 
 def send_elsewhere(mutant: Mutant) -> Plan:
@@ -92,27 +92,27 @@ def send_elsewhere(mutant: Mutant) -> Plan:
     assume(sends_to is not None)
     assert sends_to is not None
     elsewhere = WorkerId(sends_to.replica + 1, sends_to.stage)
-    return mutant.with_action(replace(mutant.action, sends_to=elsewhere))
+    return mutant.with_action(mutant.action._replace(sends_to=elsewhere))
 
 
 def receive_from_nobody(mutant: Mutant) -> Plan:
     assume(mutant.action.receives_from is not None)
-    return mutant.with_action(replace(mutant.action, receives_from=None))
+    return mutant.with_action(mutant.action._replace(receives_from=None))
 
 
 def start_too_early(mutant: Mutant) -> Plan:
     early = mutant.made.makespan
     action = mutant.action
-    return mutant.with_action(replace(action, start=action.start - early, end=action.end - early))
+    return mutant.with_action(action._replace(start=action.start - early, end=action.end - early))
 
 
 def take_no_time(mutant: Mutant) -> Plan:
     assume(mutant.action.end > mutant.action.start)
-    return mutant.with_action(replace(mutant.action, end=mutant.action.start))
+    return mutant.with_action(mutant.action._replace(end=mutant.action.start))
 
 
 def name_another_microbatch(mutant: Mutant) -> Plan:
-    return mutant.with_action(replace(mutant.action, microbatch=mutant.action.microbatch + 1))
+    return mutant.with_action(mutant.action._replace(microbatch=mutant.action.microbatch + 1))
 
 
 def claim_a_shorter_period(mutant: Mutant) -> Plan:

@@ -10,9 +10,8 @@ activations. Which worker that is, the route says (see routing.py).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import NamedTuple
 
 from everstep.core.ids import WorkerId
 
@@ -23,25 +22,23 @@ class Kind(StrEnum):
     WEIGHT_GRADIENT = "W"
 
 
-# Immutable to the type checker alone: a plan has tens of thousands of actions, and a frozen one
-# takes four times as long to make.
-@dataclass(slots=True, unsafe_hash=True)
-class Action:
-    """One F, B or W of one micro-batch on one worker, with the peers it talks to."""
+class Action(NamedTuple):
+    """One F, B or W of one micro-batch on one worker, with the peers it talks to. A tuple, because
+    plans have tens of thousands, and a frozen dataclass takes three times as long to make."""
 
-    kind: Final[Kind]
-    stage: Final[int]
-    replica: Final[int]
+    kind: Kind
+    stage: int
+    replica: int
     """The replica the micro-batch belongs to; another one than the worker's when it is adopted."""
 
-    microbatch: Final[int]
-    worker: Final[WorkerId]
-    receives_from: Final[WorkerId | None]
+    microbatch: int
+    worker: WorkerId
+    receives_from: WorkerId | None
     """Sends the activation (F) or the output gradient (B). None at the ends and for W."""
 
-    sends_to: Final[WorkerId | None]
-    start: Final[float]
-    end: Final[float]
+    sends_to: WorkerId | None
+    start: float
+    end: float
     """Planned, in the unit of the durations. The executor follows the order, not the times."""
 
     @property

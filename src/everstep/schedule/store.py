@@ -154,8 +154,7 @@ def rename(made: Plan, renaming: Renaming) -> Plan:
         problem=replace(made.problem, lost=frozenset(map(place, made.problem.lost))),
         actions={
             place(worker): tuple(
-                replace(
-                    action,
+                action._replace(
                     replica=renaming[action.replica],
                     worker=place(action.worker),
                     receives_from=action.receives_from and place(action.receives_from),

@@ -37,5 +37,5 @@ def test_a_time_that_is_not_a_number_is_refused() -> None:
     made = plan(problem((2, 2, 2)))
     worker = WorkerId(0, 1)
     *rest, last = made.actions[worker]
-    for spoiled in (replace(last, start=math.nan), replace(last, start=math.inf, end=math.inf)):
+    for spoiled in (last._replace(start=math.nan), last._replace(start=math.inf, end=math.inf)):
         assert check(replace(made, actions={**made.actions, worker: (*rest, spoiled)})) != []
