@@ -4,15 +4,15 @@
                                                     |
                             a checkpoint's state ---+--> F, B, W of the lost steps, update by update
 
-A helper builds the lost stages beside its own and lets them go afterwards: its own state is not
-touched. What the range sent the first time is logged again, so that its neighbours are protected
-as before. Invariant: all who take part go through the same replays in the same order.
+A helper holds the lost stages beside its own and lets them go afterwards: its own state is not
+touched. What the range sent the first time is logged again by its own workers, so that everybody
+is protected as before. Invariant: all who take part go through the same replays in the same order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,6 +27,7 @@ from everstep.execute.data import Fetcher, Microbatch
 from everstep.execute.replay import Piece, ReplayedStep, Replayer, Scale
 from everstep.membership import messages as m
 from everstep.recovery.log import LogKey
+from everstep.schedule.actions import Kind
 from everstep.training.stage_log import StageLog
 from everstep.training.stage_tree import StageTree
 
@@ -35,8 +36,11 @@ LOG_WITHIN_S = 600.0
 
 
 class Pieces(Protocol):
-    def __call__(self, first: int, last: int, *, checkpoint: int) -> list[Piece]:
-        """Builds these stages anew, with the state of a checkpoint; -1: as they are built."""
+    def __call__(
+        self, replay: m.Replay, *, own: Piece, group: Group
+    ) -> AbstractContextManager[list[Piece]]:
+        """The stages of the range with the state that the replay begins with, until they are let
+        go; `own` is among them where this worker's state is rebuilt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,16 +55,32 @@ class Share:
     def num_microbatches(self) -> int:
         return self.replicas * self.microbatches
 
+    def microbatch(self, step: int, number: int) -> Microbatch:
+        return Microbatch(step, *divmod(number, self.microbatches))
+
     def owners(self, number: int) -> tuple[WorkerId, ...]:
         replayers = self.replay.replayers
         return (replayers[number % len(replayers)],) if self.replay.is_shared else replayers
 
     def of(self, worker: WorkerId, step: int) -> list[Microbatch]:
         return [
-            Microbatch(step, *divmod(number, self.microbatches))
+            self.microbatch(step, number)
             for number in range(self.num_microbatches)
             if worker in self.owners(number)
         ]
+
+    def keeper(self, number: int, stage: int) -> WorkerId | None:
+        """Who logs again what `stage` sent of a micro-batch: one of its own workers, as the first
+        time. With anybody else it could be lost together with the very stage that needs it. None
+        where there is no such worker among the replayers: then whoever runs the micro-batch."""
+        keepers = [place for place in self.replay.replayers if place.stage == stage]
+        return keepers[number % len(keepers)] if self.replay.is_shared and keepers else None
+
+    def sent(self, *, num_stages: int) -> list[tuple[Kind, int]]:
+        """What the stages of the range send of each micro-batch, in the order of a replay."""
+        span = range(self.replay.first_stage, self.replay.last_stage + 1)
+        forward = [(Kind.FORWARD, stage) for stage in span if stage < num_stages - 1]
+        return forward + [(Kind.INPUT_GRADIENT, stage) for stage in reversed(span) if stage > 0]
 
     def steps(self) -> range:
         return range(self.replay.checkpoint + 1, self.replay.last_step + 1)
@@ -79,6 +99,11 @@ def log_channels(
             sends |= {(other, Direction.LOG) for other in replay.replayers if other != me}
         if me in replay.replayers:
             receives |= {(other, Direction.LOG) for other in holders if other != me}
+        if replay.is_shared and me in replay.replayers:
+            span = range(replay.first_stage, replay.last_stage + 1)
+            again = {(p, Direction.LOGGED_AGAIN) for p in replay.replayers if p != me}
+            sends |= {channel for channel in again if channel[0].stage in span}
+            receives |= again if me.stage in span else set()
     return sends, receives
 
 
@@ -127,18 +152,17 @@ class Rebuilder:
                 channels.flush(timeout_s=LOG_WITHIN_S)
             return None
         scales = self._scales(replay, channels)
-        pieces = self._pieces(replay.first_stage, replay.last_stage, checkpoint=replay.checkpoint)
-        if self._me in replay.rebuilt:
-            mine = self._me.stage - replay.first_stage
-            _load(own, pieces[mine])
-            pieces[mine] = own
-        with self._fetching(share) as fetcher:
+        again = _LogAgain(share, self._log, channels, me=self._me, attempt=attempt)
+        with (
+            self._pieces(replay, own=own, group=group) as pieces,
+            self._fetching(share) as fetcher,
+        ):
             replayer = Replayer(
                 pieces,
                 logged=_Inputs(share, self._log, channels, me=self._me),
                 fetcher=fetcher,
                 group=group,
-                on_sent=self._log.sent_again(attempt),
+                on_sent=again.sent,
                 check=check,
             )
             result = ReplayedStep()
@@ -150,6 +174,7 @@ class Rebuilder:
                     scale=Scale(factor, is_post_validated=self._is_post_validated),
                 )
                 result = replayer.result(step, num_microbatches=share.num_microbatches)
+                again.take(step, num_stages=own.stage.num_stages)
         self._log.scales |= scales
         return result if self._me in replay.rebuilt else None
 
@@ -221,6 +246,53 @@ class _Inputs:
         return message.tensors, message.structure
 
 
+class _LogAgain:
+    """What the range sent the first time: into this worker's log, or to whoever keeps it."""
+
+    def __init__(
+        self, share: Share, log: StageLog, channels: Channels, *, me: WorkerId, attempt: int
+    ) -> None:
+        self._share = share
+        self._log = log
+        self._channels = channels
+        self._me = me
+        self._record = log.sent_again(attempt)
+
+    def sent(
+        self, mb: Microbatch, kind: Kind, stage: int, tensors: Sequence[Tensor], structure: str
+    ) -> None:
+        keeper = self._share.keeper(self._number(mb), stage)
+        if keeper is None or keeper == self._me:
+            self._record(mb, kind, stage, tensors, structure)
+        elif self._log.keeps(kind, stage):
+            self._channels.send(
+                keeper, Direction.LOGGED_AGAIN, _again_key(mb, kind, stage), tensors, structure
+            )
+
+    def take(self, step: int, *, num_stages: int) -> None:
+        """After a step: what others have sent here, in the order in which they ran."""
+        kept = [each for each in self._share.sent(num_stages=num_stages) if self._log.keeps(*each)]
+        for number in range(self._share.num_microbatches):
+            owner, mb = self._share.owners(number)[0], self._share.microbatch(step, number)
+            for kind, stage in kept:
+                if owner == self._me or self._share.keeper(number, stage) != self._me:
+                    continue
+                message = self._channels.receive(
+                    owner,
+                    Direction.LOGGED_AGAIN,
+                    _again_key(mb, kind, stage),
+                    timeout_s=LOG_WITHIN_S,
+                )
+                self._record(mb, kind, stage, message.tensors, message.structure)
+
+    def _number(self, mb: Microbatch) -> int:
+        return mb.replica * self._share.microbatches + mb.number
+
+
+def _again_key(mb: Microbatch, kind: Kind, stage: int) -> str:
+    return f"{mb.step} {mb.replica}.{mb.number} {kind} of stage {stage}"
+
+
 def _entry(source: m.LogSource, step: int, number: int) -> LogKey:
     return LogKey(
         step=step,
@@ -235,10 +307,9 @@ def _key(source: m.LogSource, step: int, number: int) -> str:
     return f"{step} {source.direction} {number}"
 
 
-def _load(own: Piece, fresh: Piece) -> None:
-    """Gives `own` the state of another of the same stage."""
-    tree = tree_of(fresh).tree()
-    tree_of(own).load(tree, source="the same stage, built anew")
+def give_state(piece: Piece, *, to: Piece) -> None:
+    """Of the same stage."""
+    tree_of(to).load(tree_of(piece).tree(), source="the same stage, built anew")
 
 
 def tree_of(piece: Piece) -> StageTree:
