@@ -13,26 +13,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from everstep.comm.channels import ChannelId, Channels
+from everstep.comm.channels import Channels
 from everstep.comm.framing import Direction
 from everstep.comm.group import Group
 from everstep.core.ids import WorkerId
 from everstep.execute.data import Fetcher, Microbatch
 from everstep.execute.replay import Piece, ReplayedStep, Replayer, Scale
 from everstep.membership import messages as m
-from everstep.recovery.log import LogKey
 from everstep.schedule.actions import Kind
+from everstep.training.giving import LOG_WITHIN_S, Giver
+from everstep.training.replay_share import Share, entry_of, key_of
 from everstep.training.stage_log import StageLog
 from everstep.training.stage_tree import StageTree
-
-LOG_WITHIN_S = 600.0
-"""Between two entries: a peer that reads its disk is slow, but not so slow."""
 
 
 class Pieces(Protocol):
@@ -41,70 +38,6 @@ class Pieces(Protocol):
     ) -> AbstractContextManager[list[Piece]]:
         """The stages of the range with the state that the replay begins with, until they are let
         go; `own` is among them where this worker's state is rebuilt."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """Who replays which micro-batches."""
-
-    replay: m.Replay
-    replicas: int
-    microbatches: int
-
-    @property
-    def num_microbatches(self) -> int:
-        return self.replicas * self.microbatches
-
-    def microbatch(self, step: int, number: int) -> Microbatch:
-        return Microbatch(step, *divmod(number, self.microbatches))
-
-    def owners(self, number: int) -> tuple[WorkerId, ...]:
-        replayers = self.replay.replayers
-        return (replayers[number % len(replayers)],) if self.replay.is_shared else replayers
-
-    def of(self, worker: WorkerId, step: int) -> list[Microbatch]:
-        return [
-            self.microbatch(step, number)
-            for number in range(self.num_microbatches)
-            if worker in self.owners(number)
-        ]
-
-    def keeper(self, number: int, stage: int) -> WorkerId | None:
-        """Who logs again what `stage` sent of a micro-batch: one of its own workers, as the first
-        time. With anybody else it could be lost together with the very stage that needs it. None
-        where there is no such worker among the replayers: then whoever runs the micro-batch."""
-        keepers = [place for place in self.replay.replayers if place.stage == stage]
-        return keepers[number % len(keepers)] if self.replay.is_shared and keepers else None
-
-    def sent(self, *, num_stages: int) -> list[tuple[Kind, int]]:
-        """What the stages of the range send of each micro-batch, in the order of a replay."""
-        span = range(self.replay.first_stage, self.replay.last_stage + 1)
-        forward = [(Kind.FORWARD, stage) for stage in span if stage < num_stages - 1]
-        return forward + [(Kind.INPUT_GRADIENT, stage) for stage in reversed(span) if stage > 0]
-
-    def steps(self) -> range:
-        return range(self.replay.checkpoint + 1, self.replay.last_step + 1)
-
-
-def log_channels(
-    replays: Sequence[m.Replay], me: WorkerId
-) -> tuple[set[ChannelId], set[ChannelId]]:
-    """The channels on which `me` gives and gets what was logged."""
-    sends: set[ChannelId] = set()
-    receives: set[ChannelId] = set()
-    for replay in replays:
-        holders = {holder for source in replay.sources for holder in source.holders}
-        holders.add(replay.scales_from)
-        if me in holders:
-            sends |= {(other, Direction.LOG) for other in replay.replayers if other != me}
-        if me in replay.replayers:
-            receives |= {(other, Direction.LOG) for other in holders if other != me}
-        if replay.is_shared and me in replay.replayers:
-            span = range(replay.first_stage, replay.last_stage + 1)
-            again = {(p, Direction.LOGGED_AGAIN) for p in replay.replayers if p != me}
-            sends |= {channel for channel in again if channel[0].stage in span}
-            receives |= again if me.stage in span else set()
-    return sends, receives
 
 
 class Rebuilder:
@@ -139,21 +72,22 @@ class Rebuilder:
         channels: Channels,
         attempt: int,
         check: Callable[[], None],
+        on_failed: Callable[[str], None],
     ) -> ReplayedStep | None:
         """What the last step gave, when this worker's state is one of those rebuilt: it is then in
-        `own`."""
+        `own`. `on_failed` may hear, from another thread, why the replay cannot go on; the end of
+        the generation must follow."""
         share = Share(replay=replay, replicas=self._replicas, microbatches=self._microbatches)
         if self._me == replay.scales_from:
             self._give_scales(replay, channels)
+        giver = Giver(share, self._log, channels, me=self._me, check=check)
         if self._me not in replay.replayers:
-            for step in share.steps():
-                check()
-                self._give(share, step, channels)
-                channels.flush(timeout_s=LOG_WITHIN_S)
+            giver.give()
             return None
         scales = self._scales(replay, channels)
         again = _LogAgain(share, self._log, channels, me=self._me, attempt=attempt)
         with (
+            giver.giving(on_failed=on_failed),
             self._pieces(replay, own=own, group=group) as pieces,
             self._fetching(share) as fetcher,
         ):
@@ -167,7 +101,6 @@ class Rebuilder:
             )
             result = ReplayedStep()
             for step in share.steps():
-                self._give(share, step, channels)
                 factor = scales.get(step)
                 replayer.run(
                     share.of(self._me, step),
@@ -185,19 +118,6 @@ class Rebuilder:
             if fetcher is not None:
                 fetcher.expect(mb for step in share.steps() for mb in share.of(self._me, step))
             yield fetcher
-
-    def _give(self, share: Share, step: int, channels: Channels) -> None:
-        """In the order in which replayers ask: micro-batch by micro-batch, forward first."""
-        sources = [s for s in share.replay.sources if s.first_step <= step <= s.last_step]
-        for number in range(share.num_microbatches):
-            for source in sources:
-                others = [owner for owner in share.owners(number) if owner != self._me]
-                if source.holders[number] != self._me or not others:
-                    continue
-                tensors, structure = self._log.read(_entry(source, step, number))
-                for other in others:
-                    key = _key(source, step, number)
-                    channels.send(other, Direction.LOG, key, tensors, structure)
 
     def _give_scales(self, replay: m.Replay, channels: Channels) -> None:
         rows = sorted(self._log.scales.items())
@@ -239,9 +159,9 @@ class _Inputs:
         )
         holder = source.holders[number]
         if holder == self._me:
-            return self._log.read(_entry(source, mb.step, number))
+            return self._log.read(entry_of(source, mb.step, number))
         message = self._channels.receive(
-            holder, Direction.LOG, _key(source, mb.step, number), timeout_s=LOG_WITHIN_S
+            holder, Direction.LOG, key_of(source, mb.step, number), timeout_s=LOG_WITHIN_S
         )
         return message.tensors, message.structure
 
@@ -291,20 +211,6 @@ class _LogAgain:
 
 def _again_key(mb: Microbatch, kind: Kind, stage: int) -> str:
     return f"{mb.step} {mb.replica}.{mb.number} {kind} of stage {stage}"
-
-
-def _entry(source: m.LogSource, step: int, number: int) -> LogKey:
-    return LogKey(
-        step=step,
-        attempt=source.attempt,
-        microbatch=number,
-        boundary=source.boundary,
-        direction=source.direction,
-    )
-
-
-def _key(source: m.LogSource, step: int, number: int) -> str:
-    return f"{step} {source.direction} {number}"
 
 
 def give_state(piece: Piece, *, to: Piece) -> None:

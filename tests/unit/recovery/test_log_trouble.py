@@ -200,9 +200,11 @@ def test_files_kept_for_reuse_do_not_stand_in_the_way_on_a_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk, pwritev = LocalLogDisk(), os.pwritev
-    for name in ("0", "1"):
-        disk.write(tmp_path / f"{name}.segment", [memoryview(b"old")], at=0)
-        disk.remove(tmp_path / f"{name}.segment")
+    files = [tmp_path / "0.segment", tmp_path / "1.segment"]
+    for file in files:
+        disk.write(file, [memoryview(b"old")], at=0)
+    for file in files:
+        disk.remove(file)
     assert len(list(tmp_path.glob("*.spare"))) == 2
 
     def is_full_while_spares_are_there(fd: int, buffers: list[memoryview], at: int) -> int:
