@@ -177,6 +177,7 @@ def _steady_s(run: LoggedRun) -> list[float]:
 
 
 def replay(options: Options) -> Iterator[Verdict]:
+    del options
     say("replay, alone")
     alone = run_logged(REPLAY)
     alone_s = _show_replay("alone", REPLAY, alone)
