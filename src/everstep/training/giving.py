@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from everstep.comm.channels import Channels
 from everstep.comm.framing import Direction
@@ -58,7 +58,9 @@ class Giver:
             except (GenerationEnded, PeerLost, PeerSilent, PeerRefused):
                 return  # training hears of it by itself
             except Exception as error:  # noqa: BLE001 nobody may wait for it in vain
-                on_failed(str(error))
+                with suppress(GenerationEnded):  # then nobody waits for it any more
+                    self._check()
+                    on_failed(str(error))
 
         thread = threading.Thread(target=run, name="everstep giver of logs", daemon=True)
         thread.start()
