@@ -1,14 +1,16 @@
 """Shows: what logging costs, how fast a lost stage is replayed, and what a run with failures gains.
-Run:   python benchmarks/logging_and_replay.py      (about 5 minutes; --quick, --only PART ...)
+Run:   python benchmarks/logging_and_replay.py      (under 6 minutes; --quick, --only PART ...)
 
 All on one pipeline of 4 emulated devices, whose F, B and W sleep; messages, logs, checkpoints,
 worker starts and replays are real.
   cost      the step with the log and without, taking turns; once spilling to disk, once in memory
   replay    seconds per lost step, from two replays of different length, alone and with 3 helpers
   failures  a whole run with failures: with the log; restarting everybody from the newest checkpoint
-            (the same checkpoints); restarting from snapshots as often as CheckFreq takes them.
-            Where checkpoints are nearly free, those snapshots win: see --state-mb 64
+            (the same checkpoints); restarting from snapshots as often as CheckFreq takes them
   curve     budget against expected recovery, with the sizes and times measured by `cost`
+Two more have no bar, and run only when named:
+  uneven    replay of 10 micro-batches on 4 workers
+  light     failures with a state so small that snapshots cost next to nothing: a log gains nothing
 Exits with status 1 when a bar is missed.
 """
 
@@ -30,9 +32,14 @@ from logged_runs import STAGES, LoggedRun, Replayed, Setting, run_logged
 
 COST_BAR, HELP_BAR, FAILURES_BAR = 1.01, 2.4, 1.16
 NUM_HELPERS = 3
+RECOVERY_PARTS = ("halting", "deciding", "groups", "state", "redo")
 MB = 1e6
 
-COST = Setting(steps=17, slot_s=0.02, every=8)
+COST = Setting(steps=26, slot_s=0.02, every=8)
+COST_FROM = 12
+"""The first checkpoint is durable by then: from here on a log writes over its own files, as for the
+rest of a run. The same steps are taken of all sides."""
+
 SIDES = {"without a log": None, "spilling to disk": "32MB", "all in memory": "4GB"}
 """The memory of each worker's log."""
 
@@ -44,8 +51,10 @@ REPLAY = Setting(
 # Messages in proportion to the times of `cost`. With 256 MB of state a stage a checkpoint takes a
 # few steps to be durable, as the 9 s of BERT-large do at steps of 2.4 s (a summary of COCI's
 # evaluation, FGCS 164, 2025).
-FAILURES = Setting(steps=80, slot_s=0.007, message_bytes=500_000, every=40)
+FAILURES = Setting(steps=80, slot_s=0.007, message_bytes=500_000, every=40, state_bytes=256_000_000)
+LIGHT = replace(FAILURES, message_bytes=1_000_000, state_bytes=64_000_000)
 STEPS_PER_FAILURE, FAILURES_SEED = 40, 6
+OURS, RESTART, CHECKFREQ = "everstep, log on", "restart from the checkpoint", "restart, CheckFreq's"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +62,6 @@ class Options:
     is_quick: bool
     message_bytes: int
     """Of each activation and each gradient, in `cost`."""
-
-    state_bytes: int
-    """Of each stage, in `failures`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,17 +88,17 @@ def main() -> int:
         "replay": replay,
         "failures": failures,
         "curve": curve,
+        "uneven": uneven,
+        "light": light,
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Raw)
     parser.add_argument("--quick", action="store_true", help="one round, fewer steps")
-    parser.add_argument("--only", nargs="+", choices=parts, default=list(parts))
+    parser.add_argument("--only", nargs="+", choices=parts, default=list(parts)[:4])
     parser.add_argument("--message-mb", type=float, default=2.0, help="in `cost`")
-    parser.add_argument("--state-mb", type=int, default=256, help="of a stage, in `failures`")
     args = parser.parse_args()
     options = Options(
         is_quick=args.quick,
         message_bytes=round(args.message_mb * MB),
-        state_bytes=round(args.state_mb * MB),
     )
     # As with Ctrl-C, the side that is running is ended, too.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
@@ -119,13 +125,16 @@ def cost(options: Options) -> Iterator[Verdict]:
     )
     plain = found["without a log"]
     for name, runs in found.items():
-        steps_ms = ", ".join(f"{1e3 * run.step_s:.1f}" for run in runs)
+        steps_ms = ", ".join(f"{1e3 * median(_steady_s(run)):.1f}" for run in runs)
         plans_ms = ", ".join(f"{1e3 * run.run.planned_s:.1f}" for run in runs)
         print(f"  {name:18} step {steps_ms} ms, planned {plans_ms} ms{_held(runs)}", flush=True)
     for name, runs in found.items():
         if runs is plain:
             continue
-        ratios = [ours.step_s / theirs.step_s for ours, theirs in zip(runs, plain, strict=True)]
+        ratios = [
+            median(_steady_s(ours)) / median(_steady_s(theirs))
+            for ours, theirs in zip(runs, plain, strict=True)
+        ]
         pooled = _mean_step_s(runs) / _mean_step_s(plain)
         yield Verdict(
             what=f"step, {name} / without a log (of the means: {pooled:.3f})",
@@ -160,22 +169,21 @@ def _held(runs: Sequence[LoggedRun]) -> str:
 
 
 def _mean_step_s(runs: Sequence[LoggedRun]) -> float:
-    return mean(seconds for run in runs for seconds in run.run.step_times_s)
+    return mean(seconds for run in runs for seconds in _steady_s(run))
+
+
+def _steady_s(run: LoggedRun) -> list[float]:
+    return [float(step["seconds"]) for step in run.run.settled if step["step"] >= COST_FROM]
 
 
 def replay(options: Options) -> Iterator[Verdict]:
+    del options
     say("replay, alone")
     alone = run_logged(REPLAY)
     alone_s = _show_replay("alone", REPLAY, alone)
     say(f"replay, {NUM_HELPERS} helpers")
     setting = replace(REPLAY, helpers=NUM_HELPERS)
     helped_s = _show_replay(f"{NUM_HELPERS} helpers", setting, run_logged(setting))
-    if not options.is_quick:
-        uneven = replace(setting, microbatches=REPLAY.microbatches + 2)
-        say(f"replay, {NUM_HELPERS} helpers, {uneven.microbatches} micro-batches")
-        uneven_s = _show_replay(f"{NUM_HELPERS} helpers", uneven, run_logged(uneven))
-        share = uneven.microbatches / REPLAY.microbatches
-        print(f"  which is {alone_s * share / uneven_s:.2f} x alone (from that of 8 micro-batches)")
     yield Verdict(
         what="replay of a lost step: alone / step of the pipeline",
         ratio=alone_s / alone.step_s,
@@ -187,6 +195,15 @@ def replay(options: Options) -> Iterator[Verdict]:
         ratio=alone_s / helped_s,
         bar=HELP_BAR,
     )
+
+
+def uneven(options: Options) -> Iterator[Verdict]:
+    """Has no bar."""
+    del options
+    setting = replace(REPLAY, helpers=NUM_HELPERS, microbatches=REPLAY.microbatches + 2)
+    say(f"replay, {NUM_HELPERS} helpers, {setting.microbatches} micro-batches")
+    _show_replay(f"{NUM_HELPERS} helpers", setting, run_logged(setting))
+    yield from ()
 
 
 def _show_replay(who: str, setting: Setting, run: LoggedRun) -> float:
@@ -212,32 +229,47 @@ def _told(replayed: Replayed) -> str:
 
 
 def failures(options: Options) -> Iterator[Verdict]:
-    num_steps = FAILURES.steps // 2 if options.is_quick else FAILURES.steps
+    totals = measure_failures(FAILURES, (OURS, RESTART, CHECKFREQ), options)
+    yield Verdict(
+        what="total time: the better of the restarts / everstep with its log on",
+        ratio=min(totals[RESTART], totals[CHECKFREQ]) / totals[OURS],
+        bar=FAILURES_BAR,
+    )
+
+
+def light(options: Options) -> Iterator[Verdict]:
+    """Has no bar."""
+    totals = measure_failures(LIGHT, (OURS, CHECKFREQ), options)
+    ratio = totals[CHECKFREQ] / totals[OURS]
+    print(f"  CheckFreq's / everstep with its log on: {ratio:.3f}", flush=True)
+    yield from ()
+
+
+def measure_failures(setting: Setting, names: Sequence[str], options: Options) -> dict[str, float]:
+    """Seconds of the whole run, by side."""
+    num_steps = setting.steps // 2 if options.is_quick else setting.steps
     num_failures = num_steps // STEPS_PER_FAILURE
     kills = draw_kills(num_steps=num_steps, num_failures=num_failures, seed=FAILURES_SEED)
-    plain = replace(FAILURES, steps=num_steps, kills=kills, state_bytes=options.state_bytes)
+    plain = replace(setting, steps=num_steps, kills=kills)
     sides = {
-        "everstep, log on": replace(plain, log_memory="64MB"),
-        "restart from the checkpoint": plain,
-        "restart, CheckFreq's": replace(plain, every=None),
+        OURS: replace(plain, log_memory="64MB"),
+        RESTART: plain,
+        CHECKFREQ: replace(plain, every=None),
     }
     print(
         f"\nfailures: {num_steps} steps of 1x{STAGES}x{plain.microbatches}, F = B = W ="
-        f" {1e3 * plain.slot_s:g} ms, {plain.state_bytes / MB:g} MB of state a stage, a checkpoint"
-        f" every {plain.every} steps; killed: {', '.join(kills)}"
+        f" {1e3 * plain.slot_s:g} ms, {plain.state_bytes / MB:g} MB of state a stage,"
+        f" {plain.message_bytes / MB:g} MB a message, a checkpoint every {plain.every} steps;"
+        f" killed: {', '.join(kills)}",
+        flush=True,
     )
     totals = {}
-    for name, setting in sides.items():
-        say(f"failures, {name}")
-        run = run_logged(setting)
+    for name in names:
+        say(f"failures, {plain.state_bytes / MB:g} MB: {name}")
+        run = run_logged(sides[name])
         totals[name] = run.training_s
         _show_total(name, run)
-    ours, *others = totals.values()
-    yield Verdict(
-        what="total time: the better of the restarts / everstep with its log on",
-        ratio=min(others) / ours,
-        bar=FAILURES_BAR,
-    )
+    return totals
 
 
 def draw_kills(*, num_steps: int, num_failures: int, seed: int) -> tuple[str, ...]:
@@ -262,6 +294,9 @@ def _show_total(name: str, run: LoggedRun) -> None:
         f" {len(saves)} checkpoints, {stalls_s:.2f} s of stalls, {durable_s:.2f} s to durable",
         flush=True,
     )
+    for recovered in run.run.of("recovered"):
+        parts = ", ".join(f"{name} {recovered[name]:.2f}" for name in RECOVERY_PARTS)
+        print(f"      a recovery of {recovered['seconds']:.2f} s: {parts}", flush=True)
 
 
 def curve(options: Options) -> Iterator[Verdict]:

@@ -133,6 +133,25 @@ def test_tensors_are_filled_in_place(engine: Engine, tmp_path: Path) -> None:
         loaded[0].read(["other"])
 
 
+def test_unread_tensors_are_like_the_read_ones_but_for_their_values(
+    engine: Engine, tmp_path: Path
+) -> None:
+    """For a reader that gets the bytes from another one."""
+    save_and_wait(engine, 1, state_of(1))
+    found = newest(tmp_path / "ckpt")
+    assert found is not None
+    whole = found.read()
+    names = list(whole.tensors)
+    into = {names[0]: torch.full_like(whole.tensors[names[0]], 7)}
+    unread = found.unread(names, into=into)
+    assert unread.plain == whole.plain
+    assert unread.tensors[names[0]] is into[names[0]]
+    assert bool((into[names[0]] == 7).all()), "nothing was read"
+    for name, tensor in whole.tensors.items():
+        assert unread.tensors[name].shape == tensor.shape
+        assert unread.tensors[name].dtype == tensor.dtype
+
+
 def test_a_state_larger_than_a_slot_goes_in_waves(tmp_path: Path) -> None:
     settings = EngineSettings(probe_bytes=0, max_slot_bytes=8192)
     state = FlatState(

@@ -165,6 +165,20 @@ def test_the_same_stage_and_then_another_are_lost_before_the_next_checkpoint(
     assert trained.losses == CLOSE(expected_losses())
 
 
+@pytest.mark.parametrize("every", [5, 30])
+def test_a_neighbour_that_helped_and_is_lost_next_is_replayed_alone(
+    tmp_path: Path, every: int
+) -> None:
+    """What helpers found that the lost stage had sent to them was logged by themselves, and so was
+    lost with them: the next replay was of two stages, and took twice as long."""
+    kills = ("--die", "0:1@7", "--die", "0:0@8", "--die", "0:2@9")
+    trained = train(tmp_path, *kills, every=every)
+    assert trained.rebuilt == [[1], [0], [2]]
+    assert all(event["is_shared"] for event in trained.run.of("rebuilding"))
+    assert trained.resumed_at == [7, 8, 9]
+    assert trained.losses == CLOSE(expected_losses())
+
+
 def test_neighbours_lost_together_are_replayed_as_one_range(tmp_path: Path) -> None:
     """What they logged for each other is gone."""
     trained = train(tmp_path, "--die", "0:1@13", "--die", "0:2@13")

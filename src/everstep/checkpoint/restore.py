@@ -85,6 +85,16 @@ class Found:
         reading.run()
         return FlatState(tensors=tensors, plain=self.plain())
 
+    def unread(
+        self, names: Iterable[str], *, into: Mapping[str, torch.Tensor] | None = None
+    ) -> FlatState:
+        """As `read` returns it, for whoever gets the bytes from another reader: tensors that are
+        not in `into` are new, and none is filled."""
+        reading = _Reading(self)
+        into = into or {}
+        tensors = {name: reading.add(name, None, into.get(name)) for name in names}
+        return FlatState(tensors=tensors, plain=self.plain())
+
     def plain(self, part: int | None = None) -> JSON:
         """The tree of one part, or of all, joined key by key."""
         parts = self.manifest.parts

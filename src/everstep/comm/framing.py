@@ -60,6 +60,8 @@ class Direction(StrEnum):
     GRADIENT = "gradient"
     LOG = "log"
     """What was logged, for a stage that is rebuilt."""
+    LOGGED_AGAIN = "logged again"
+    """What a helper of such a stage found that it had sent, for its new worker's log."""
 
 
 class Refusal(StrEnum):

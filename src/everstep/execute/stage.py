@@ -111,8 +111,10 @@ class Stage:
         self._results: dict[Microbatch, tuple[Tensor, dict[str, Any]]] = {}
         self._boundary: list[tuple[torch.Size, torch.dtype]] | None = None
         self._on_accumulated: OnReady = self.buckets.accumulated
-        for param in self.buckets.params:
+        self._hooks = [
             param.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
+            for param in self.buckets.params
+        ]
 
     @property
     def is_first(self) -> bool:
@@ -214,6 +216,15 @@ class Stage:
         """Lets go of all micro-batches in flight and their results: they will be run again."""
         self._held.clear()
         self._results.clear()
+
+    def let_go(self) -> None:
+        """Leaves the module as if it had never been a stage, but for its values: it may become one
+        again."""
+        self.abandon()
+        for hook in self._hooks:
+            hook.remove()
+        for param in self.buckets.params:
+            param.grad = None
 
     def _leaves(self, inputs: Sequence[Tensor], structure: str) -> list[Tensor]:
         """The inputs, cut off from where they came from. What the sender's gradient flows

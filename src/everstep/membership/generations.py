@@ -97,9 +97,10 @@ class Generations:
         self.close_step_when_done(now_s)
 
     def replay_failed(self, worker: Worker, message: m.ReplayFailed, now_s: float) -> None:
-        """Perhaps another way is left, with what can still be read."""
-        self._rebuilding.failed(f"{worker}: {message.why}")
+        """Perhaps another way is left, with what can still be read. Several may say so of one
+        replay, and one worker twice: that counts once."""
         if message.generation == self._books.generation and self._books.halting is None:
+            self._rebuilding.failed(f"{worker}: {message.why}")
             self.halt(now_s, why=f"{worker} cannot replay: {message.why}")
 
     def close_step_when_done(self, now_s: float) -> None:

@@ -94,8 +94,7 @@ def _who_knows_scales(request: ReplayRequest, sources: Sequence[m.LogSource]) ->
 def _helpers(request: ReplayRequest, stages: ReplayRange, *, num_new: int) -> tuple[WorkerId, ...]:
     """Survivors, all of which wait anyway; no more than there are micro-batches to share.
 
-    Neighbours last: they log again what the range had sent to themselves, and when one of them is
-    lost next, that is lost with it.
+    Neighbours last: they are busy giving what they have logged.
     """
     most = _num_microbatches(request) - num_new
     if request.helpers is not None:

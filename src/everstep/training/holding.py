@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from everstep.core.ids import WorkerId
@@ -42,6 +43,14 @@ class Holding:
     fetcher: Fetcher | None
     stages: list[StageModule]
     """All of the model's, for the names of what the others hold."""
+
+    def piece(self, index: int) -> Piece | None:
+        """Another stage than its own, in the memory of the model that was built when this worker
+        began: its state is to be loaded. None where that cannot be apart from the worker's own."""
+        mine, other = self.stages[self.me.stage].module, self.stages[index].module
+        if not _tensors(mine).isdisjoint(_tensors(other)):
+            return None
+        return _piece(self.job, self.stages, index, replicas=self.replicas)
 
     def state(self) -> StageState:
         return StageState(
@@ -113,6 +122,10 @@ def _piece(job: Job, stages: list[StageModule], index: int, *, replicas: int) ->
     if job.scheduler is not None and optimizer is not None:
         scheduler = job.scheduler(optimizer)
     return Piece(stage=stage, update=Update(stage.buckets, optimizer, scheduler, keep=job.keep))
+
+
+def _tensors(module: nn.Module) -> set[int]:
+    return {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
 
 
 def _optimizer(job: Job, stage: Stage) -> Optimizer | None:

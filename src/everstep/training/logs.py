@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import logging
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from everstep.checkpoint.run_record import local_directory
+from everstep.comm.group import Group
 from everstep.execute.data import PARTS, Fetcher
 from everstep.execute.replay import Piece
-from everstep.membership.messages import ClipMode, LogFacts
+from everstep.membership.messages import ClipMode, LogFacts, Replay
 from everstep.recovery.log import BoundaryLog
 from everstep.training.holding import Holding, build_pieces, fetcher_for
 from everstep.training.job import Job
-from everstep.training.loading import load_step
-from everstep.training.rebuilding import Rebuilder, tree_of
+from everstep.training.loading import load_step_together
+from everstep.training.rebuilding import Rebuilder, give_state, tree_of
 from everstep.training.stage_log import StageLog
 
 logger = logging.getLogger("everstep")
@@ -57,17 +60,52 @@ def _directory(job: Job) -> Path:
     return Path(tempfile.gettempdir()) / "everstep-log"
 
 
+def _as_built(holding: Holding, replay: Replay) -> list[Piece]:
+    return build_pieces(
+        holding.job,
+        replay.first_stage,
+        replay.last_stage,
+        replicas=holding.replicas,
+        num_stages=holding.stage.num_stages,
+    )
+
+
+def _to_be_loaded(holding: Holding, replay: Replay, *, own: Piece | None) -> list[Piece]:
+    """The stages of the range in memory that is there already, where it can be: `own` for this
+    worker's, if that is to be rebuilt; a state that is in use is left alone."""
+    span = range(replay.first_stage, replay.last_stage + 1)
+    found = [own if index == holding.me.stage else holding.piece(index) for index in span]
+    if None in found:
+        fresh = _as_built(holding, replay)
+        return [piece or new for piece, new in zip(found, fresh, strict=True)]
+    return [piece for piece in found if piece is not None]
+
+
 def rebuilder(holding: Holding, log: StageLog) -> Rebuilder:
     job = holding.job
 
-    def pieces(first: int, last: int, *, checkpoint: int) -> list[Piece]:
-        num_stages = holding.stage.num_stages
-        built = build_pieces(job, first, last, replicas=holding.replicas, num_stages=num_stages)
-        if checkpoint >= 0:
+    @contextmanager
+    def pieces(replay: Replay, *, own: Piece, group: Group) -> Iterator[list[Piece]]:
+        is_rebuilt = holding.me in replay.rebuilt
+        if replay.checkpoint < 0:
+            found = _as_built(holding, replay)
+            if is_rebuilt:
+                mine = holding.me.stage - replay.first_stage
+                give_state(found[mine], to=own)
+                found[mine] = own
+        else:
             assert job.checkpoint is not None, "only a job with checkpoints has saved one"
-            for piece in built:
-                load_step(job.checkpoint.directory, checkpoint, tree_of(piece))
-        return built
+            found = _to_be_loaded(holding, replay, own=own if is_rebuilt else None)
+            for piece in found:
+                load_step_together(
+                    job.checkpoint.directory, replay.checkpoint, tree_of(piece), group
+                )
+        try:
+            yield found
+        finally:
+            for piece in found:
+                if piece is not own:
+                    piece.stage.let_go()
 
     def fetcher(first: int, last: int) -> Fetcher | None:
         needed = {"input": first == 0, "target": last == holding.stage.num_stages - 1}

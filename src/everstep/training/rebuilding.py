@@ -4,82 +4,40 @@
                                                     |
                             a checkpoint's state ---+--> F, B, W of the lost steps, update by update
 
-A helper builds the lost stages beside its own and lets them go afterwards: its own state is not
-touched. What the range sent the first time is logged again, so that its neighbours are protected
-as before. Invariant: all who take part go through the same replays in the same order.
+A helper holds the lost stages beside its own and lets them go afterwards: its own state is not
+touched. What the range sent the first time is logged again by its own workers, so that everybody
+is protected as before. Invariant: all who take part go through the same replays in the same order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from everstep.comm.channels import ChannelId, Channels
+from everstep.comm.channels import Channels
 from everstep.comm.framing import Direction
 from everstep.comm.group import Group
 from everstep.core.ids import WorkerId
 from everstep.execute.data import Fetcher, Microbatch
 from everstep.execute.replay import Piece, ReplayedStep, Replayer, Scale
 from everstep.membership import messages as m
-from everstep.recovery.log import LogKey
+from everstep.schedule.actions import Kind
+from everstep.training.giving import LOG_WITHIN_S, Giver
+from everstep.training.replay_share import Share, entry_of, key_of
 from everstep.training.stage_log import StageLog
 from everstep.training.stage_tree import StageTree
 
-LOG_WITHIN_S = 600.0
-"""Between two entries: a peer that reads its disk is slow, but not so slow."""
-
 
 class Pieces(Protocol):
-    def __call__(self, first: int, last: int, *, checkpoint: int) -> list[Piece]:
-        """Builds these stages anew, with the state of a checkpoint; -1: as they are built."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """Who replays which micro-batches."""
-
-    replay: m.Replay
-    replicas: int
-    microbatches: int
-
-    @property
-    def num_microbatches(self) -> int:
-        return self.replicas * self.microbatches
-
-    def owners(self, number: int) -> tuple[WorkerId, ...]:
-        replayers = self.replay.replayers
-        return (replayers[number % len(replayers)],) if self.replay.is_shared else replayers
-
-    def of(self, worker: WorkerId, step: int) -> list[Microbatch]:
-        return [
-            Microbatch(step, *divmod(number, self.microbatches))
-            for number in range(self.num_microbatches)
-            if worker in self.owners(number)
-        ]
-
-    def steps(self) -> range:
-        return range(self.replay.checkpoint + 1, self.replay.last_step + 1)
-
-
-def log_channels(
-    replays: Sequence[m.Replay], me: WorkerId
-) -> tuple[set[ChannelId], set[ChannelId]]:
-    """The channels on which `me` gives and gets what was logged."""
-    sends: set[ChannelId] = set()
-    receives: set[ChannelId] = set()
-    for replay in replays:
-        holders = {holder for source in replay.sources for holder in source.holders}
-        holders.add(replay.scales_from)
-        if me in holders:
-            sends |= {(other, Direction.LOG) for other in replay.replayers if other != me}
-        if me in replay.replayers:
-            receives |= {(other, Direction.LOG) for other in holders if other != me}
-    return sends, receives
+    def __call__(
+        self, replay: m.Replay, *, own: Piece, group: Group
+    ) -> AbstractContextManager[list[Piece]]:
+        """The stages of the range with the state that the replay begins with, until they are let
+        go; `own` is among them where this worker's state is rebuilt."""
 
 
 class Rebuilder:
@@ -114,42 +72,42 @@ class Rebuilder:
         channels: Channels,
         attempt: int,
         check: Callable[[], None],
+        on_failed: Callable[[str], None],
     ) -> ReplayedStep | None:
         """What the last step gave, when this worker's state is one of those rebuilt: it is then in
-        `own`."""
+        `own`. `on_failed` may hear, from another thread, why the replay cannot go on; the end of
+        the generation must follow."""
         share = Share(replay=replay, replicas=self._replicas, microbatches=self._microbatches)
         if self._me == replay.scales_from:
             self._give_scales(replay, channels)
+        giver = Giver(share, self._log, channels, me=self._me, check=check)
         if self._me not in replay.replayers:
-            for step in share.steps():
-                check()
-                self._give(share, step, channels)
-                channels.flush(timeout_s=LOG_WITHIN_S)
+            giver.give()
             return None
         scales = self._scales(replay, channels)
-        pieces = self._pieces(replay.first_stage, replay.last_stage, checkpoint=replay.checkpoint)
-        if self._me in replay.rebuilt:
-            mine = self._me.stage - replay.first_stage
-            _load(own, pieces[mine])
-            pieces[mine] = own
-        with self._fetching(share) as fetcher:
+        again = _LogAgain(share, self._log, channels, me=self._me, attempt=attempt)
+        with (
+            giver.giving(on_failed=on_failed),
+            self._pieces(replay, own=own, group=group) as pieces,
+            self._fetching(share) as fetcher,
+        ):
             replayer = Replayer(
                 pieces,
                 logged=_Inputs(share, self._log, channels, me=self._me),
                 fetcher=fetcher,
                 group=group,
-                on_sent=self._log.sent_again(attempt),
+                on_sent=again.sent,
                 check=check,
             )
             result = ReplayedStep()
             for step in share.steps():
-                self._give(share, step, channels)
                 factor = scales.get(step)
                 replayer.run(
                     share.of(self._me, step),
                     scale=Scale(factor, is_post_validated=self._is_post_validated),
                 )
                 result = replayer.result(step, num_microbatches=share.num_microbatches)
+                again.take(step, num_stages=own.stage.num_stages)
         self._log.scales |= scales
         return result if self._me in replay.rebuilt else None
 
@@ -160,19 +118,6 @@ class Rebuilder:
             if fetcher is not None:
                 fetcher.expect(mb for step in share.steps() for mb in share.of(self._me, step))
             yield fetcher
-
-    def _give(self, share: Share, step: int, channels: Channels) -> None:
-        """In the order in which replayers ask: micro-batch by micro-batch, forward first."""
-        sources = [s for s in share.replay.sources if s.first_step <= step <= s.last_step]
-        for number in range(share.num_microbatches):
-            for source in sources:
-                others = [owner for owner in share.owners(number) if owner != self._me]
-                if source.holders[number] != self._me or not others:
-                    continue
-                tensors, structure = self._log.read(_entry(source, step, number))
-                for other in others:
-                    key = _key(source, step, number)
-                    channels.send(other, Direction.LOG, key, tensors, structure)
 
     def _give_scales(self, replay: m.Replay, channels: Channels) -> None:
         rows = sorted(self._log.scales.items())
@@ -214,31 +159,63 @@ class _Inputs:
         )
         holder = source.holders[number]
         if holder == self._me:
-            return self._log.read(_entry(source, mb.step, number))
+            return self._log.read(entry_of(source, mb.step, number))
         message = self._channels.receive(
-            holder, Direction.LOG, _key(source, mb.step, number), timeout_s=LOG_WITHIN_S
+            holder, Direction.LOG, key_of(source, mb.step, number), timeout_s=LOG_WITHIN_S
         )
         return message.tensors, message.structure
 
 
-def _entry(source: m.LogSource, step: int, number: int) -> LogKey:
-    return LogKey(
-        step=step,
-        attempt=source.attempt,
-        microbatch=number,
-        boundary=source.boundary,
-        direction=source.direction,
-    )
+class _LogAgain:
+    """What the range sent the first time: into this worker's log, or to whoever keeps it."""
+
+    def __init__(
+        self, share: Share, log: StageLog, channels: Channels, *, me: WorkerId, attempt: int
+    ) -> None:
+        self._share = share
+        self._log = log
+        self._channels = channels
+        self._me = me
+        self._record = log.sent_again(attempt)
+
+    def sent(
+        self, mb: Microbatch, kind: Kind, stage: int, tensors: Sequence[Tensor], structure: str
+    ) -> None:
+        keeper = self._share.keeper(self._number(mb), stage)
+        if keeper is None or keeper == self._me:
+            self._record(mb, kind, stage, tensors, structure)
+        elif self._log.keeps(kind, stage):
+            self._channels.send(
+                keeper, Direction.LOGGED_AGAIN, _again_key(mb, kind, stage), tensors, structure
+            )
+
+    def take(self, step: int, *, num_stages: int) -> None:
+        """After a step: what others have sent here, in the order in which they ran."""
+        kept = [each for each in self._share.sent(num_stages=num_stages) if self._log.keeps(*each)]
+        for number in range(self._share.num_microbatches):
+            owner, mb = self._share.owners(number)[0], self._share.microbatch(step, number)
+            for kind, stage in kept:
+                if owner == self._me or self._share.keeper(number, stage) != self._me:
+                    continue
+                message = self._channels.receive(
+                    owner,
+                    Direction.LOGGED_AGAIN,
+                    _again_key(mb, kind, stage),
+                    timeout_s=LOG_WITHIN_S,
+                )
+                self._record(mb, kind, stage, message.tensors, message.structure)
+
+    def _number(self, mb: Microbatch) -> int:
+        return mb.replica * self._share.microbatches + mb.number
 
 
-def _key(source: m.LogSource, step: int, number: int) -> str:
-    return f"{step} {source.direction} {number}"
+def _again_key(mb: Microbatch, kind: Kind, stage: int) -> str:
+    return f"{mb.step} {mb.replica}.{mb.number} {kind} of stage {stage}"
 
 
-def _load(own: Piece, fresh: Piece) -> None:
-    """Gives `own` the state of another of the same stage."""
-    tree = tree_of(fresh).tree()
-    tree_of(own).load(tree, source="the same stage, built anew")
+def give_state(piece: Piece, *, to: Piece) -> None:
+    """Of the same stage."""
+    tree_of(to).load(tree_of(piece).tree(), source="the same stage, built anew")
 
 
 def tree_of(piece: Piece) -> StageTree:

@@ -394,6 +394,7 @@ class Run:
                     channels=links.channels,
                     attempt=orders.generation,
                     check=orders.lifetime.check,
+                    on_failed=self._guide.report_replay_failed,
                 )
             except UNREADABLE as error:
                 self._guide.report_replay_failed(str(error))

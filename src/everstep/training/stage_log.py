@@ -57,6 +57,10 @@ class StageLog:
         if key.boundary not in self._unlogged:
             self._log.record(key, tensors, structure)
 
+    def keeps(self, kind: Kind, stage: int) -> bool:
+        """Whether what `stage` sends by such actions is logged at all."""
+        return _boundary(kind, stage) not in self._unlogged
+
     def sent_again(self, attempt: int) -> Sent:
         """For a replay: what is still logged from the first time stays."""
 
@@ -75,7 +79,7 @@ class StageLog:
             step=mb.step,
             attempt=attempt,
             microbatch=mb.replica * self._microbatches + mb.number,
-            boundary=stage if is_forward else stage - 1,
+            boundary=_boundary(kind, stage),
             direction=LogDirection.FORWARD if is_forward else LogDirection.BACKWARD,
         )
 
@@ -90,3 +94,8 @@ class StageLog:
 
     def close(self) -> None:
         self._log.close()
+
+
+def _boundary(kind: Kind, stage: int) -> int:
+    """That which is crossed by what `stage` sends."""
+    return stage if kind is Kind.FORWARD else stage - 1

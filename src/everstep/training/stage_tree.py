@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -40,6 +41,10 @@ class StageTree:
             tree["scheduler"] = self._scheduler.state_dict()
         return tree
 
+    def places(self) -> dict[str, Tensor]:
+        """Where the model's tensors of a checkpoint belong, by their names in it."""
+        return {f"model/{name}": tensor for name, tensor in self._module.state_dict().items()}
+
     @property
     def moving_names(self) -> list[str]:
         """Of buffers: a forward pass may change them."""
@@ -64,7 +69,8 @@ class StageTree:
             raise NotInCheckpoint(missing[0], checkpoint=source, why="this job's model has it")
         with torch.no_grad():
             for name, tensor in self._module.state_dict().items():
-                tensor.copy_(model[name])
+                if tensor.data_ptr() != model[name].data_ptr():  # else it was read into its place
+                    tensor.copy_(model[name])
         if self._optimizer is not None:
             self._load_optimizer(self._optimizer, tree["optimizer"])
         if self._scheduler is not None and "scheduler" in tree:

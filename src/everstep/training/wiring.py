@@ -26,7 +26,7 @@ from everstep.training.holding import Holding, hold
 from everstep.training.job import Job, digest
 from everstep.training.logs import log_facts, rebuilder, stage_log
 from everstep.training.orders import Orders
-from everstep.training.rebuilding import log_channels
+from everstep.training.replay_share import log_channels
 from everstep.training.run import Connect, Run
 from everstep.training.saving import StageSaver
 from everstep.training.stage_tree import StageTree

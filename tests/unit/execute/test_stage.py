@@ -397,3 +397,27 @@ def test_bf16_gradients_apart_equal_the_fused_ones() -> None:
         run(stages, FIRST)
         found.append(gradients_of(stages))
     assert all(map(torch.equal, found[0], found[1]))
+
+
+def test_a_module_that_was_let_go_can_be_a_stage_again() -> None:
+    """A helper does so with the stages it replays: the hooks of the first time must be gone."""
+    x, target = torch.randn(3, 4), torch.randn(3, 4)
+    model = mlp()
+    first = stages_of(model, 2, x)
+    run_forward(first, FIRST, x, target)
+    run_apart(first, FIRST)
+    expected = gradients_of(first)
+    run_forward(first, FIRST, x, target)
+    for stage in first:
+        stage.let_go()
+        assert stage.in_flight == ()
+    assert all(param.grad is None for param in model.parameters())
+    kept = [buffer.clone() for stage in first for buffer in stage.buckets.buffers]
+    again = stages_of(model, 2, x)
+    for stage in again:
+        stage.buckets.begin()
+    run_forward(again, FIRST, x, target)
+    run_apart(again, FIRST)
+    assert all(map(torch.equal, gradients_of(again), expected))
+    untouched = [buffer for stage in first for buffer in stage.buckets.buffers]
+    assert all(map(torch.equal, untouched, kept))

@@ -66,6 +66,22 @@ def test_spilled_entries_are_read_back_from_disk(log: BoundaryLog) -> None:
     assert log.runs() == (LogRun(0, LogDirection.FORWARD, 1, 10, 1, (0,)),)
 
 
+def test_the_files_of_collected_steps_are_written_over_and_hold_what_is_new(
+    log: BoundaryLog, tmp_path: Path
+) -> None:
+    for interval in range(3):
+        for step in range(10 * interval, 10 * interval + 10):
+            log.record(key(step), [tensor_of(step)], "x")
+            log.wait_settled(timeout_s=SETTLE_S)
+        files = {path for path in tmp_path.rglob("*") if path.suffix in (".segment", ".spare")}
+        assert len(files) <= 10, "as many as the longest interval needed"
+        for step in range(10 * interval, 10 * interval + 10):
+            [found], _ = log.read(key(step))
+            assert torch.equal(found, tensor_of(step))
+        log.collect(10 * interval + 9)
+        log.wait_settled(timeout_s=SETTLE_S)
+
+
 def test_collected_steps_are_gone_from_memory_and_disk(log: BoundaryLog, tmp_path: Path) -> None:
     for step in range(1, 11):
         log.record(key(step), [tensor_of(step)], "x")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ class FaultyDisk(LocalLogDisk):
     """Full or broken, or waiting for a word, while it is told to be."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.is_full = False
         self.error: OSError | None = None
         self.may_write = threading.Event()
@@ -192,6 +194,28 @@ def test_a_dropped_step_is_held_when_it_is_run_again(tmp_path: Path) -> None:
             log.wait_settled(timeout_s=SETTLE_S)
         assert held(log) == list(range(5, 11))
         assert {run.attempt for run in log.runs()} == {2}
+
+
+def test_files_kept_for_reuse_do_not_stand_in_the_way_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, pwritev = LocalLogDisk(), os.pwritev
+    files = [tmp_path / "0.segment", tmp_path / "1.segment"]
+    for file in files:
+        disk.write(file, [memoryview(b"old")], at=0)
+    for file in files:
+        disk.remove(file)
+    assert len(list(tmp_path.glob("*.spare"))) == 2
+
+    def is_full_while_spares_are_there(fd: int, buffers: list[memoryview], at: int) -> int:
+        if list(tmp_path.glob("*.spare")):
+            raise OSError(errno.ENOSPC, "no space")
+        return pwritev(fd, buffers, at)
+
+    monkeypatch.setattr(os, "pwritev", is_full_while_spares_are_there)
+    disk.write(tmp_path / "2.segment", [memoryview(b"new")], at=0)
+    assert [path.name for path in tmp_path.iterdir()] == ["2.segment"]
+    assert bytes(disk.read(tmp_path / "2.segment", at=0, size_bytes=3)) == b"new"
 
 
 def test_collecting_what_is_just_being_written_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -156,9 +156,10 @@ def test_helpers_are_no_more_than_allowed_and_than_there_is_work_for(
     assert (replay.replayers, replay.is_shared) == (replayers, is_shared)
 
 
-def test_neighbours_help_last_because_what_they_log_for_themselves_dies_with_them() -> None:
+def test_neighbours_help_last_because_they_are_busy_giving_their_logs() -> None:
     """Found live: stage 2 helped to rebuild stage 1, and logged a third of what stage 1 had sent to
-    it. When it was lost next, that third was gone, and stage 1 had to be replayed as well."""
+    it. When it was lost next, that third was gone, and stage 1 had to be replayed as well. Since
+    then a stage's own worker logs all of it."""
     (replay,) = planned(request([1]))
     assert at(2) not in replay.replayers
     (replay,) = planned(request([1], microbatches=2, holdings=HOLDINGS_OF_TWO))
