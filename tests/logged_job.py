@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import everstep
 from equality_job import Points, job
@@ -29,6 +29,7 @@ from live import of, read_events
 
 TOLD_WITHIN_S = 60.0
 POLL_S = 0.01
+LAYER_S = 0.004
 
 
 class SlowPoints(Points):
@@ -41,6 +42,20 @@ class SlowPoints(Points):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         time.sleep(self._sample_s)
         return super().__getitem__(index)
+
+
+class Slow(nn.Module):
+    """A layer with a forward that takes a while: what replays and whole steps are expected to take
+    are then told apart on a busy machine, too."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(LAYER_S)
+        output: Tensor = self.layer(x)
+        return output
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +138,14 @@ def logged(options: argparse.Namespace) -> everstep.Job:
         memory=options.memory,
         with_replicas=options.with_replicas,
     )
-    made = replace(job(options.model, "adamw", options.clip), checkpoint=saving, log=logging)
+    made = job(options.model, "adamw", options.clip)
+    build = made.model
+    made = replace(
+        made,
+        model=lambda: nn.Sequential(*map(Slow, build().children())),
+        checkpoint=saving,
+        log=logging,
+    )
     if options.sample_s:
         return replace(made, dataset=SlowPoints(8, sample_s=options.sample_s))
     return made
