@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from everstep.membership.messages import LogDirection
+from everstep.membership.facts import LogDirection
 from everstep.recovery.log import BoundaryLog, LogKey
 from everstep.recovery.log_disk import LocalLogDisk, LogDisk
 

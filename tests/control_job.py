@@ -16,12 +16,13 @@ TRAIN = """
     import os, sys, time
     from everstep.launch.context import current_worker
     from everstep.membership import messages as m
+from everstep.membership.facts import JobFacts, StageProfile
 
     context = current_worker()
     client = context.connect(data_address=context.host + ":1")
     place = client.wait_welcome()
     steps = int(sys.argv[1])
-    client.send(m.Ready(m.JobFacts(microbatches=2, steps=steps, batch_size=8, seed=0, digest="d")))
+    client.send(m.Ready(JobFacts(microbatches=2, steps=steps, batch_size=8, seed=0, digest="d")))
     resume = client.wait_resume(after_generation=0, timeout_s=30)
     for step in range(resume.step, steps):
         client.wait_watermark(step - 1, timeout_s=30)
@@ -33,7 +34,7 @@ TRAIN = """
         loss = 1.0 / (1 + step) if place.stage == place.stages - 1 else None
         client.send(m.StepDone(generation=resume.generation, step=step, seconds=0.0, loss=loss))
         if step + 1 == resume.step + resume.profile_steps:
-            client.send(m.Profile(resume.generation, m.StageProfile(
+            client.send(m.Profile(resume.generation, StageProfile(
                 forward=0.5, input_gradient=1, weight_gradient=1,
                 transfer=0, reduction=0, optimizer=0)))
     client.wait_watermark(steps - 1, timeout_s=30)
@@ -48,7 +49,7 @@ RUN = """
     from everstep.launch.local import run_local
     from everstep.launch.warm import Script
     from everstep.membership.coordinator import Coordinator
-    from everstep.membership.messages import Meeting
+    from everstep.membership.facts import Meeting
     from everstep.membership.roster import Shape
     from everstep.membership.world import World
     from everstep.recovery.decide import decide_recovery

@@ -13,6 +13,7 @@ from functools import partial
 
 from crew_worker import PROFILE, CrewWorker, Gone, Move, Phase, Wire
 from everstep.membership import messages as m
+from everstep.membership.facts import ClipMode, JobFacts, LogFacts, Meeting
 from everstep.membership.moving import Normalizer
 from everstep.membership.roster import Shape
 from everstep.membership.traffic import (
@@ -32,7 +33,7 @@ from fake_planner import one_f_one_b
 
 __all__ = ["PROFILE", "Crew", "CrewAgent", "CrewWorker", "Move", "Phase", "job_facts"]
 
-MEETING = m.Meeting(host="127.0.0.1", port=29500)
+MEETING = Meeting(host="127.0.0.1", port=29500)
 
 
 def job_facts(
@@ -41,16 +42,16 @@ def job_facts(
     clip_norm: float | None = None,
     digest: str = "d",
     is_saved: bool = False,
-    log: m.LogFacts | None = None,
-) -> m.JobFacts:
-    return m.JobFacts(
+    log: LogFacts | None = None,
+) -> JobFacts:
+    return JobFacts(
         microbatches=2,
         steps=steps,
         batch_size=8,
         seed=0,
         digest=digest,
         clip_norm=clip_norm,
-        clip_mode=m.ClipMode.POST_VALIDATED,
+        clip_mode=ClipMode.POST_VALIDATED,
         is_saved=is_saved,
         log=log,
     )
@@ -72,7 +73,7 @@ class Crew:
         self,
         shape: Shape | None = None,
         *,
-        job: m.JobFacts | None = None,
+        job: JobFacts | None = None,
         norm_of: Callable[[int], float] = lambda _: 0.0,
         settings: WorldSettings | None = None,
         has_agent: bool = False,

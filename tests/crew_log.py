@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from everstep.core.ids import WorkerId
-from everstep.membership import messages as m
+from everstep.membership.facts import LogDirection, LogRun, Replay
 from everstep.recovery.log_book import LogKey, runs_of
 from everstep.schedule.actions import Action, Kind
 
 DIRECTIONS = {
-    Kind.FORWARD: m.LogDirection.FORWARD,
-    Kind.INPUT_GRADIENT: m.LogDirection.BACKWARD,
+    Kind.FORWARD: LogDirection.FORWARD,
+    Kind.INPUT_GRADIENT: LogDirection.BACKWARD,
 }
 
 
@@ -21,7 +21,7 @@ class CrewLog:
     microbatches: int
     """Per replica."""
 
-    keys: dict[tuple[int, int, int, m.LogDirection], LogKey] = field(default_factory=dict)
+    keys: dict[tuple[int, int, int, LogDirection], LogKey] = field(default_factory=dict)
     """One attempt of each message, the newest."""
 
     scaled: set[int] = field(default_factory=set)
@@ -43,30 +43,30 @@ class CrewLog:
     def collect(self, durable_step: int) -> None:
         self.keys = {slot: key for slot, key in self.keys.items() if key.step > durable_step}
 
-    def runs(self) -> tuple[m.LogRun, ...]:
+    def runs(self) -> tuple[LogRun, ...]:
         return runs_of(self.keys.values())
 
-    def sends_again(self, replay: m.Replay, share: Iterable[int], *, attempt: int) -> None:
+    def sends_again(self, replay: Replay, share: Iterable[int], *, attempt: int) -> None:
         """What the stages of a replay had sent, of some micro-batches of each step."""
         for step in range(replay.checkpoint + 1, replay.last_step + 1):
             for number in share:
                 for stage in range(replay.first_stage, replay.last_stage + 1):
                     for boundary, direction in (
-                        (stage, m.LogDirection.FORWARD),
-                        (stage - 1, m.LogDirection.BACKWARD),
+                        (stage, LogDirection.FORWARD),
+                        (stage - 1, LogDirection.BACKWARD),
                     ):
                         key = LogKey(step, attempt, number, boundary, direction)
                         self.keep(key, replace=False)
 
 
 def check_sources(
-    replay: m.Replay, logs: Mapping[WorkerId, CrewLog], *, num_stages: int, num_microbatches: int
+    replay: Replay, logs: Mapping[WorkerId, CrewLog], *, num_stages: int, num_microbatches: int
 ) -> None:
     """Every message that entered the range is held by whom the plan names."""
     for step in range(replay.checkpoint + 1, replay.last_step + 1):
         for boundary, direction in (
-            (replay.first_stage - 1, m.LogDirection.FORWARD),
-            (replay.last_stage, m.LogDirection.BACKWARD),
+            (replay.first_stage - 1, LogDirection.FORWARD),
+            (replay.last_stage, LogDirection.BACKWARD),
         ):
             if not 0 <= boundary < num_stages - 1:
                 continue

@@ -15,8 +15,10 @@ from enum import StrEnum
 from crew_log import CrewLog, check_sources
 from everstep.core.ids import WorkerId
 from everstep.membership import messages as m
+from everstep.membership.action_rows import unpack_actions
+from everstep.membership.facts import JobFacts, Replay, StageProfile
 
-PROFILE = m.StageProfile(
+PROFILE = StageProfile(
     forward=0.25, input_gradient=0.25, weight_gradient=0.25, transfer=0, reduction=0, optimizer=0
 )
 
@@ -121,7 +123,7 @@ class Gone(StrEnum):
 class CrewWorker:
     uid: str
     number: int
-    job: m.JobFacts = field(repr=False)
+    job: JobFacts = field(repr=False)
     norm_of: Callable[[int], float] = field(repr=False)
     """The whole gradient's norm at a step; clipping is 1."""
 
@@ -367,7 +369,7 @@ class CrewWorker:
         assert self.place is not None
         return self.place.stage, self.place.replica
 
-    def _my_replay(self, resume: m.Resume) -> m.Replay | None:
+    def _my_replay(self, resume: m.Resume) -> Replay | None:
         mine = (replay for replay in resume.replays if self._worker_id in replay.rebuilt)
         return next(mine, None)
 
@@ -404,7 +406,7 @@ class CrewWorker:
             if self._worker_id in replay.replayers:
                 self._log_again(replay)
 
-    def _log_again(self, replay: m.Replay) -> None:
+    def _log_again(self, replay: Replay) -> None:
         assert self.place is not None
         num_microbatches = self.place.replicas * self.job.microbatches
         share = range(num_microbatches)
@@ -414,7 +416,7 @@ class CrewWorker:
             share = range(first, num_microbatches, len(replay.replayers))
         self.log.sends_again(replay, share, attempt=self.generation)
 
-    def _rebuild(self, resume: m.Resume, replay: m.Replay) -> None:
+    def _rebuild(self, resume: m.Resume, replay: Replay) -> None:
         """The steps after the checkpoint, from what the others have logged."""
         assert self.place is not None
         assert self.state is None
@@ -495,7 +497,7 @@ class CrewWorker:
         rows = self.resume.actions
         if self.replan is not None and self.replan.from_step <= step:
             rows = self.replan.actions
-        actions = m.unpack_actions(rows, worker=self._worker_id)
+        actions = unpack_actions(rows, worker=self._worker_id)
         self.log.sends(actions, step=step, attempt=self.generation)
 
     @property

@@ -14,6 +14,7 @@ from typing import TypeVar, cast
 from crew import MEETING, Crew
 from crew_worker import CrewWorker, Gone, Phase, StageState
 from everstep.membership import messages as m
+from everstep.membership.facts import JobFacts, Member, Seat
 from everstep.membership.memory import Memory
 from everstep.membership.roster import Shape
 from everstep.membership.succession import Succession
@@ -24,7 +25,7 @@ from everstep.recovery.decide import decide_recovery
 from everstep.recovery.rebuild import plan_replay
 from fake_planner import one_f_one_b
 
-Generation = tuple[int, tuple[m.Member, ...]]
+Generation = tuple[int, tuple[Member, ...]]
 """Two coordinators may give the same number to different ones."""
 
 Message = TypeVar("Message")
@@ -156,14 +157,14 @@ class LivesCrew(Crew):
         self,
         shape: Shape,
         *,
-        job: m.JobFacts,
+        job: JobFacts,
         norm_of: Callable[[int], float] = lambda _: 0.0,
         settings: WorldSettings | None = None,
         has_agent: bool = False,
     ) -> None:
         self.meetings = Meetings()
         self.settings = settings
-        self.seats: list[m.Seat] = []
+        self.seats: list[Seat] = []
         self.spawned: list[CrewWorker] = []
         self.connected: set[str] = set()
         super().__init__(shape, job=job, norm_of=norm_of, settings=settings, has_agent=has_agent)

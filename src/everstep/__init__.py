@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from everstep.checkpoint.autosave import Autosave as Autosave
     from everstep.core.errors import EverstepError as EverstepError
-    from everstep.membership.messages import ClipMode as ClipMode
+    from everstep.membership.facts import ClipMode as ClipMode
     from everstep.recovery.logging_settings import Logging as Logging
     from everstep.recovery.undo import Keep as Keep
     from everstep.recovery.undo import check_undoable as check_undoable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Autosave": "everstep.checkpoint.autosave",
-    "ClipMode": "everstep.membership.messages",
+    "ClipMode": "everstep.membership.facts",
     "EverstepError": "everstep.core.errors",
     "Checkpoints": "everstep.training.saving",
     "Job": "everstep.training.job",

@@ -20,9 +20,9 @@ from everstep.core.events import Event, EventLog
 from everstep.launch.agent import Agent, AgentSettings
 from everstep.launch.warm import Script
 from everstep.membership.access import Bind
+from everstep.membership.codec import SUBPROTOCOL, to_agent
 from everstep.membership.coordinator import Coordinator, start_coordinator
 from everstep.membership.link import LinkSettings, open_link
-from everstep.membership.messages import SUBPROTOCOL, to_agent
 from everstep.membership.roster import Shape
 from everstep.membership.traffic import Outcome
 from everstep.membership.world import World

@@ -21,7 +21,9 @@ from everstep.core.errors import (
 from everstep.core.events import Event, EventLog
 from everstep.membership import messages as m
 from everstep.membership.client import Client, OnHalt, connect
+from everstep.membership.codec import SUBPROTOCOL
 from everstep.membership.coordinator import Coordinator, start_coordinator
+from everstep.membership.facts import StageProfile
 from everstep.membership.link import LinkSettings
 from everstep.membership.roster import Shape
 from everstep.membership.world import World, WorldSettings
@@ -121,7 +123,7 @@ def test_a_halt_is_heard_at_once_and_ends_every_wait(live: Live) -> None:
 
 def test_a_new_plan_is_taken_once_at_its_step(live: Live) -> None:
     clients = live.join_both()
-    profile = m.StageProfile(
+    profile = StageProfile(
         forward=1, input_gradient=1, weight_gradient=1, transfer=0, reduction=0, optimizer=0
     )
     for client in clients:
@@ -189,7 +191,7 @@ def test_garbage_closes_only_the_connection_it_came_on(live: Live) -> None:
     client = live.join(0)
     client.wait_welcome(timeout_s=10)
     with connect_websocket(
-        f"ws://{live.coordinator.address}/worker", subprotocols=[Subprotocol(m.SUBPROTOCOL)]
+        f"ws://{live.coordinator.address}/worker", subprotocols=[Subprotocol(SUBPROTOCOL)]
     ) as stranger:
         stranger.send(b"\x80\x04garbage")
         with pytest.raises(Exception, match="not a message"):

@@ -16,6 +16,7 @@ from crew import PROFILE, job_facts
 from everstep.core.errors import CoordinatorLost, WaitTimedOut
 from everstep.membership import messages as m
 from everstep.membership.client import Client, connect
+from everstep.membership.codec import SUBPROTOCOL, encode, from_worker
 from everstep.membership.link import LinkSettings
 
 pytestmark = pytest.mark.timeout(30)
@@ -31,7 +32,7 @@ class Server:
         self.heard: list[m.FromWorker] = []
         self._connections: list[ServerConnection] = []
         self._server = serve(
-            self._converse, "127.0.0.1", port, subprotocols=[Subprotocol(m.SUBPROTOCOL)]
+            self._converse, "127.0.0.1", port, subprotocols=[Subprotocol(SUBPROTOCOL)]
         )
         self.port = self._server.socket.getsockname()[1]
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
@@ -41,13 +42,13 @@ class Server:
         self._connections.append(connection)
         with suppress(ConnectionClosed):
             for frame in connection:
-                message = m.from_worker.decode(frame)
+                message = from_worker.decode(frame)
                 self.heard.append(message)
                 if isinstance(message, m.Hello):
-                    connection.send(m.encode(WELCOME))
+                    connection.send(encode(WELCOME))
 
     def say(self, message: m.ToWorker) -> None:
-        self._connections[-1].send(m.encode(message))
+        self._connections[-1].send(encode(message))
 
     def vanish(self) -> None:
         for connection in self._connections:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.core.ids import WorkerId
-from everstep.membership.messages import LogDirection, LogRun
+from everstep.membership.facts import LogDirection, LogRun
 from everstep.recovery.coverage import choose_range, senders
 
 FIRST_STEP, LAST_STEP = 3, 7

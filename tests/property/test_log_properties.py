@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from everstep.comm.framing import DTYPE_BYTES
 from everstep.comm.streams import host_copy, memory_of
 from everstep.core.errors import LogCorrupt, LogEntryMissing
-from everstep.membership.messages import LogDirection
+from everstep.membership.facts import LogDirection
 from everstep.recovery.log import BoundaryLog, LogKey
 from everstep.recovery.log_record import RecordBroken, decode_record, encode_record
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from crew import Crew, job_facts
 from crew_worker import CrewWorker, Phase
 from everstep.membership import messages as m
+from everstep.membership.facts import LogFacts
 from everstep.membership.roster import Shape
 from everstep.membership.silence import Patience
 from everstep.membership.world import WorldSettings
@@ -31,7 +32,7 @@ STEPS = 6
 def test_no_step_is_lost_or_told_twice(
     shape: Shape, picks: list[bytes], losses: list[int], is_logged: bool, num_damaged: int
 ) -> None:
-    log = m.LogFacts(budget_bytes=1) if is_logged else None
+    log = LogFacts(budget_bytes=1) if is_logged else None
     crew = Crew(
         shape,
         job=job_facts(STEPS, is_saved=True, log=log),

@@ -13,7 +13,7 @@ from everstep.checkpoint import baselines, failure_rate, objectives
 from everstep.checkpoint.policy import Costs, Policy, Situation
 from everstep.checkpoint.progress import Progress
 from everstep.core.ids import WorkerId
-from everstep.membership.messages import LogFacts, StageProfile
+from everstep.membership.facts import LogFacts, StageProfile
 from everstep.membership.rebuilding import LogRequest
 from everstep.membership.recovering import Recovery, Survivor
 from everstep.membership.roster import Shape

@@ -17,6 +17,7 @@ from crew import job_facts
 from crew_worker import CrewWorker
 from crew_worker import Phase as WorkerPhase
 from everstep.membership import messages as m
+from everstep.membership.facts import LogFacts
 from everstep.membership.roster import Shape
 from everstep.membership.silence import Patience
 from everstep.membership.traffic import Effect, Emit, Send
@@ -50,7 +51,7 @@ class LivesMachine(RuleBasedStateMachine):
         num_losses: int,
     ) -> None:
         self.clipped = {step for step in clipped if step < steps}
-        log = m.LogFacts(budget_bytes=1) if is_logged else None
+        log = LogFacts(budget_bytes=1) if is_logged else None
         self.crew = LivesCrew(
             shape,
             job=job_facts(steps, clip_norm=1.0, log=log),

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from crew import Crew, CrewWorker, Phase, job_facts
 from everstep.membership import messages as m
+from everstep.membership.facts import LogFacts
 from everstep.membership.generations import FRUITLESS_LIMIT
 from everstep.membership.roster import Shape
 from everstep.membership.silence import Patience
@@ -52,7 +53,7 @@ class WorldMachine(RuleBasedStateMachine):
         is_logged: bool,
     ) -> None:
         self.clipped = {step for step in clipped if step < steps}
-        log = m.LogFacts(budget_bytes=1, helpers=helpers) if is_logged else None
+        log = LogFacts(budget_bytes=1, helpers=helpers) if is_logged else None
         self.crew = Crew(
             shape,
             job=job_facts(steps, clip_norm=1.0, log=log),

@@ -22,7 +22,9 @@ from everstep.launch.orders import Exited, Warm
 from everstep.launch.output import Output, Sink, write_line
 from everstep.launch.warm import PRELOAD, ParentGone, Script, WarmParent, WorkerProcess
 from everstep.membership import messages as m
+from everstep.membership.codec import to_agent
 from everstep.membership.exits import describe_exit
+from everstep.membership.facts import Seat
 from everstep.membership.link import RETURN_WITHIN_S, Link, LinkSettings, open_link
 from everstep.membership.traffic import Outcome
 
@@ -74,11 +76,11 @@ class Agent:
         self._output = Output(sink)
         self._inbox: queue.SimpleQueue[_Happening] = queue.SimpleQueue()
         self._is_warm = False
-        self._given: list[m.Seat] = []
-        self._seats: list[m.Seat] = []
+        self._given: list[Seat] = []
+        self._seats: list[Seat] = []
         """To be started when the parent is warm."""
 
-        self._running: dict[str, tuple[m.Seat, WorkerProcess]] = {}
+        self._running: dict[str, tuple[Seat, WorkerProcess]] = {}
         self._ended: list[m.WorkerExited] = []
         self._stopping: Outcome | None = None
         self._deadline_s: float | None = None
@@ -92,7 +94,7 @@ class Agent:
         )
         with WarmParent(self._inbox.put, preload=settings.preload) as parent:
             link = open_link(
-                settings.address, "/agent", m.to_agent, token=settings.token, settings=link_settings
+                settings.address, "/agent", to_agent, token=settings.token, settings=link_settings
             )
             try:
                 link.start(
@@ -160,12 +162,12 @@ class Agent:
             with link.speaking:
                 self._spawn(self._seats.pop(0), parent, link)
 
-    def _take(self, seats: tuple[m.Seat, ...], link: Link[m.ToAgent]) -> None:
+    def _take(self, seats: tuple[Seat, ...], link: Link[m.ToAgent]) -> None:
         with link.speaking:
             self._seats += seats
             self._given += [seat for seat in seats if seat not in self._given]
 
-    def _spawn(self, seat: m.Seat, parent: WarmParent, link: Link[m.ToAgent]) -> None:
+    def _spawn(self, seat: Seat, parent: WarmParent, link: Link[m.ToAgent]) -> None:
         uid = f"{self._uid}-{seat.number}-{uuid.uuid4().hex[:6]}"
         context = WorkerContext(
             coordinator=self._settings.address,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from starlette.requests import HTTPConnection
 
 from everstep.core.errors import ConfigError
-from everstep.membership.messages import SUBPROTOCOL
+from everstep.membership.codec import SUBPROTOCOL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

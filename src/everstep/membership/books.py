@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from everstep.core.ids import WorkerId
 from everstep.membership import messages as m
+from everstep.membership.facts import JobFacts
 from everstep.membership.ledger import StepLedger
 from everstep.membership.planbook import PlanBook
 from everstep.membership.planning import Planner
@@ -37,7 +38,7 @@ class Books:
         self.roster = Roster(shape)
         self.ledger = StepLedger(shape.stages)
         self.plans = PlanBook(shape, planner)
-        self.job: m.JobFacts | None = None
+        self.job: JobFacts | None = None
         self.generation = 0
         self.members: set[str] = set()
         """The uids of the generation, the lost ones among them."""

@@ -21,6 +21,7 @@ from everstep.core.errors import (
     WaitTimedOut,
 )
 from everstep.membership import messages as m
+from everstep.membership.codec import to_worker
 from everstep.membership.link import Link, LinkSettings, open_link
 from everstep.membership.memory import Memory
 
@@ -269,5 +270,5 @@ def connect(
     settings: LinkSettings | None = None,
 ) -> Client:
     """Connects to the coordinator at `HOST:PORT` and says Hello."""
-    link = open_link(address, "/worker", m.to_worker, token=token, settings=settings)
+    link = open_link(address, "/worker", to_worker, token=token, settings=settings)
     return Client(link, hello=hello, on_halt=on_halt)

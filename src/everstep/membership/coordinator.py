@@ -30,6 +30,13 @@ from everstep.core.errors import ConfigError, MessageInvalid, WaitTimedOut
 from everstep.core.events import EventLog
 from everstep.membership import messages as m
 from everstep.membership.access import Bind, check_peer, check_token
+from everstep.membership.codec import (
+    MAX_MESSAGE_BYTES,
+    SUBPROTOCOL,
+    Decoder,
+    from_agent,
+    from_worker,
+)
 from everstep.membership.peer import BYE, WRONG, Peer
 from everstep.membership.status import describe
 from everstep.membership.succession import Succession
@@ -160,27 +167,27 @@ class Coordinator:
             lifespan="off",
             log_config=None,
             log_level="critical",
-            ws_max_size=m.MAX_MESSAGE_BYTES,
+            ws_max_size=MAX_MESSAGE_BYTES,
             ws_ping_interval=None,
             ws_per_message_deflate=False,
             timeout_graceful_shutdown=1,
         )
 
     async def _serve_worker(self, websocket: WebSocket) -> None:
-        await self._converse(websocket, m.from_worker)
+        await self._converse(websocket, from_worker)
 
     async def _serve_agent(self, websocket: WebSocket) -> None:
-        await self._converse(websocket, m.from_agent)
+        await self._converse(websocket, from_agent)
 
     async def _converse(
-        self, websocket: WebSocket, decoder: m.Decoder[m.FromWorker] | m.Decoder[m.FromAgent]
+        self, websocket: WebSocket, decoder: Decoder[m.FromWorker] | Decoder[m.FromAgent]
     ) -> None:
         refusal = check_peer(websocket, token=self._bind.token)
         if refusal is not None:
             response = PlainTextResponse(refusal.why, refusal.status)
             await websocket.send_denial_response(response)
             return
-        await websocket.accept(subprotocol=m.SUBPROTOCOL)
+        await websocket.accept(subprotocol=SUBPROTOCOL)
         peer = Peer(websocket, decoder)
         code, reason = BYE, ""
         try:

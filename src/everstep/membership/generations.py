@@ -18,6 +18,7 @@ from everstep.core.errors import ProtocolBroken
 from everstep.core.ids import WorkerId
 from everstep.membership import messages as m
 from everstep.membership.books import Books
+from everstep.membership.facts import Meeting, Replay, RollBack, StepResult
 from everstep.membership.progress import Progress
 from everstep.membership.protection import protection
 from everstep.membership.rebuilding import NoReplay, NotYet, Rebuilding
@@ -45,7 +46,7 @@ class _Way:
 
     decision: Recovery
     live: Mapping[WorkerId, Worker]
-    replays: tuple[m.Replay, ...] = ()
+    replays: tuple[Replay, ...] = ()
 
 
 class Generations:
@@ -57,7 +58,7 @@ class Generations:
         rebuilding: Rebuilding,
         *,
         decide: Decide,
-        meeting: m.Meeting,
+        meeting: Meeting,
     ) -> None:
         self._books = books
         self._progress = progress
@@ -136,7 +137,7 @@ class Generations:
             if is_still_running(worker):
                 books.send(worker.uid, m.Boundary(books.generation, after_step))
 
-    def halt(self, now_s: float, *, why: str, redo: m.RollBack | None = None) -> None:
+    def halt(self, now_s: float, *, why: str, redo: RollBack | None = None) -> None:
         books = self._books
         books.halting = Halting(since_s=now_s, why=why, redo=redo)
         for worker in books.members_here().values():
@@ -196,7 +197,7 @@ class Generations:
 
     # The beginning of the next.
 
-    def form(self, now_s: float, *, why: str, redo: m.RollBack | None = None) -> None:
+    def form(self, now_s: float, *, why: str, redo: RollBack | None = None) -> None:
         """Starts the next generation with the workers that wait, from where they can all go on."""
         books = self._books
         waiting = {p: w for p, w in books.roster.placed().items() if w.state is State.STANDBY}
@@ -282,9 +283,9 @@ class Generations:
         self,
         decision: Recovery,
         live: Mapping[WorkerId, Worker],
-        replays: tuple[m.Replay, ...],
+        replays: tuple[Replay, ...],
         now_s: float,
-    ) -> m.RollBack | None:
+    ) -> RollBack | None:
         """Brings the books to where the decision says. The open step stands when everybody has it,
         and may then still have to be scaled."""
         targets = {copy.target for copy in decision.copies}
@@ -329,10 +330,10 @@ class Generations:
         self,
         worker: Worker,
         decision: Recovery,
-        replays: tuple[m.Replay, ...],
+        replays: tuple[Replay, ...],
         *,
-        redo: m.RollBack | None,
-        result: m.StepResult | None,
+        redo: RollBack | None,
+        result: StepResult | None,
     ) -> m.Resume:
         books, place = self._books, worker.place
         assert place is not None

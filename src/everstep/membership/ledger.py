@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 from everstep.core.errors import NormNotFinite, ProtocolBroken
 from everstep.core.ids import WorkerId
-from everstep.membership.messages import ClipMode, JobFacts, RollBack, StepDone, StepResult
+from everstep.membership.facts import ClipMode, JobFacts, RollBack, StepResult
+from everstep.membership.messages import StepDone
 
 TORCH_CLIP_EPSILON = 1e-6
 """`torch.nn.utils.clip_grad_norm_` scales by clip_norm / (norm + 1e-6); so do we, to equal it."""

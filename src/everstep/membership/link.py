@@ -25,14 +25,8 @@ from everstep.core.errors import (
     CoordinatorRefused,
     MessageInvalid,
 )
-from everstep.membership.messages import (
-    MAX_MESSAGE_BYTES,
-    SUBPROTOCOL,
-    Decoder,
-    Heartbeat,
-    Message,
-    encode,
-)
+from everstep.membership.codec import MAX_MESSAGE_BYTES, SUBPROTOCOL, Decoder, encode
+from everstep.membership.messages import Heartbeat, Message
 
 RETRY_EVERY_S = 0.1
 """How often an address where nobody listens yet is tried again; after a break it gets longer."""

@@ -7,6 +7,7 @@ greets with holds everything said before, so whatever was said while nobody list
 from __future__ import annotations
 
 from everstep.membership import messages as m
+from everstep.membership.facts import JobFacts, StageProfile
 from everstep.membership.regrouping import as_report
 
 
@@ -14,7 +15,7 @@ class Memory:
     def __init__(self, hello: m.Hello) -> None:
         self._hello = hello
         self._welcome: m.Welcome | None = None
-        self._job: m.JobFacts | None = None
+        self._job: JobFacts | None = None
         self._saved: int | None = None
         self._resume: m.Resume | None = None
         self._watermark = -1
@@ -25,7 +26,7 @@ class Memory:
         self._ending: str | None = None
         self._replanned_from: int | None = None
         self._is_measuring = False
-        self._profile: m.StageProfile | None = None
+        self._profile: StageProfile | None = None
         self._has_finished = False
         self._failed: m.Failed | None = None
         self._durable = -1

@@ -1,206 +1,29 @@
-"""The messages between workers, agents and the coordinator, and their bytes.
-
-MessagePack of typed, closed structs: a frame that is too large, has an unknown field or a wrong
-type is refused before anything acts on it. Nothing here runs code from the wire. Tokens and the
-protocol version are checked at the handshake (see access.py), before the first message.
-"""
+"""The messages between workers, agents and the coordinator. Their bytes: see codec.py."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from enum import StrEnum
-from typing import Generic, TypeAlias, TypeVar
+from typing import TypeAlias
 
 import msgspec
 
-from everstep.core.errors import MessageInvalid
 from everstep.core.ids import WorkerId
-from everstep.schedule.actions import Action, Kind
-
-VERSION = 5
-"""Raised whenever a message changes: both ends of a connection must have the same."""
-
-SUBPROTOCOL = f"everstep.v{VERSION}"
-"""The name under which the WebSocket handshake agrees on VERSION."""
-
-MAX_MESSAGE_BYTES = 16 << 20
-"""A Resume for 4,096 workers takes under 1 MiB."""
-
-ActionRow: TypeAlias = tuple[Kind, int, int, int | None, int | None]
-"""Kind, replica and micro-batch, then the replicas of the peers to receive from and to send to.
-The peers' stages follow from the kind: F goes down the pipeline, B up."""
+from everstep.membership.action_rows import ActionRow
+from everstep.membership.facts import (
+    Copy,
+    JobFacts,
+    LogRun,
+    Meeting,
+    Member,
+    Replay,
+    RollBack,
+    Seat,
+    StageProfile,
+    StepResult,
+)
 
 
 class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     pass
-
-
-class _Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Part of a message."""
-
-
-class ClipMode(StrEnum):
-    SYNCHRONOUS = "synchronous"
-    POST_VALIDATED = "post-validated"
-
-
-class LogFacts(_Value, frozen=True, kw_only=True):
-    """How a job's boundaries are logged, as far as the coordinator must know."""
-
-    budget_bytes: int
-    """Of one worker's log, in memory and on disk."""
-
-    helpers: int | None = None
-    """How many workers at most help a lost stage to replay; None: all that wait anyway."""
-
-
-class LogDirection(StrEnum):
-    FORWARD = "forward"
-    """Activations, from stage b to b + 1."""
-
-    BACKWARD = "backward"
-    """Input gradients, from stage b + 1 to b."""
-
-
-class LogRun(_Value, frozen=True):
-    """Entries of one worker's log: consecutive steps with the same micro-batches."""
-
-    boundary: int
-    """Between this stage and the next."""
-
-    direction: LogDirection
-    first_step: int
-    last_step: int
-    attempt: int
-    """The generation that ran the steps."""
-
-    microbatches: tuple[int, ...]
-    """Numbered over the whole step: replica * micro-batches + micro-batch."""
-
-
-class LogSource(_Value, frozen=True):
-    """Who holds what a replay needs of one boundary, for consecutive steps."""
-
-    boundary: int
-    direction: LogDirection
-    first_step: int
-    last_step: int
-    attempt: int
-    holders: tuple[WorkerId, ...]
-    """For each micro-batch of a step."""
-
-
-class Replay(_Value, frozen=True, kw_only=True):
-    """Stages `first_stage` to `last_stage` run again the steps after `checkpoint`."""
-
-    first_stage: int
-    last_stage: int
-    checkpoint: int
-    """The step whose checkpoint they begin with; -1: as the model was built."""
-
-    last_step: int
-    replayers: tuple[WorkerId, ...]
-    """Who computes: the new workers of the range first, then those who help."""
-
-    rebuilt: tuple[WorkerId, ...]
-    """Whose state it becomes; the others keep their own."""
-
-    is_shared: bool
-    """Each replayer runs its share of the micro-batches, and gradients are summed; else each runs
-    them all, and gets the very bits that were lost."""
-
-    sources: tuple[LogSource, ...]
-    scales_from: WorkerId
-    """One who knows how far the gradients of each step were scaled."""
-
-
-class JobFacts(_Value, frozen=True, kw_only=True):
-    """What the coordinator must know of a job, and all workers must agree on."""
-
-    microbatches: int
-    steps: int
-    batch_size: int
-    seed: int
-    digest: str
-    """Of everything else that must be equal, so that workers with differing scripts are refused."""
-
-    in_flight: tuple[int, ...] | None = None
-    """Micro-batches each stage may hold; None for no limit."""
-
-    clip_norm: float | None = None
-    clip_mode: ClipMode = ClipMode.SYNCHRONOUS
-    is_saved: bool = False
-    """It has checkpoints."""
-
-    log: LogFacts | None = None
-    """None: what crosses boundaries between stages is not logged."""
-
-
-class StageProfile(_Value, frozen=True, kw_only=True):
-    """Measured seconds: of one micro-batch for F, B, W and transfer, of one step for the others."""
-
-    forward: float
-    input_gradient: float
-    weight_gradient: float
-    transfer: float
-    reduction: float
-    optimizer: float
-    sent_forward: int = 0
-    """Bytes that a step sends to the next stage, over all workers of the stage."""
-
-    sent_backward: int = 0
-    """To the stage before."""
-
-
-class RollBack(_Value, frozen=True):
-    """Undo `step`, scale its gradients, and take it again."""
-
-    step: int
-    scale: float
-
-
-class Member(_Value, frozen=True, kw_only=True):
-    """One worker of a generation and where its data channels listen."""
-
-    replica: int
-    stage: int
-    uid: str
-    number: int
-    pid: int
-    data_address: str
-
-
-class Meeting(_Value, frozen=True, kw_only=True):
-    """Where the process groups of a generation meet, and the token of its data channels."""
-
-    host: str
-    port: int
-    token: str = ""
-
-
-class Copy(_Value, frozen=True):
-    """The worker of replica `target` gets the state of that of replica `source`."""
-
-    stage: int
-    source: int
-    target: int
-
-
-class StepResult(_Value, frozen=True):
-    """Of a step that a worker is given without having run it."""
-
-    loss: float | None
-    metrics: dict[str, float]
-
-
-class Seat(_Value, frozen=True):
-    """A worker to start: its number, and how its output is marked."""
-
-    number: int
-    label: str
-
-
-# From a worker.
 
 
 class Hello(_Message, frozen=True, kw_only=True):
@@ -392,9 +215,6 @@ class Rejoin(_Message, frozen=True, kw_only=True):
         return WorkerId(self.replica, self.stage)
 
 
-# From an agent.
-
-
 class WorkerExited(_Message, frozen=True, kw_only=True):
     uid: str
     number: int
@@ -562,7 +382,9 @@ FromWorker: TypeAlias = (
     | Heartbeat
     | Rejoin
 )
+
 FromAgent: TypeAlias = AgentHello | WorkerExited | Heartbeat
+
 ToWorker: TypeAlias = (
     Welcome
     | Resume
@@ -576,81 +398,7 @@ ToWorker: TypeAlias = (
     | Halt
     | Stop
 )
+
 ToAgent: TypeAlias = Spawn | Stop
+
 Message: TypeAlias = FromWorker | FromAgent | ToWorker | ToAgent
-
-Incoming = TypeVar("Incoming")
-
-
-class Decoder(Generic[Incoming]):
-    """Reads the messages that may come from one kind of peer."""
-
-    def __init__(self, messages: object) -> None:
-        self._decoder: msgspec.msgpack.Decoder[Incoming] = msgspec.msgpack.Decoder(messages)
-
-    def decode(self, frame: bytes | str) -> Incoming:
-        if isinstance(frame, str):
-            raise MessageInvalid("it is text, and messages are binary", size_bytes=len(frame))
-        _check_size(len(frame))
-        try:
-            return self._decoder.decode(frame)
-        except msgspec.MsgspecError as error:
-            raise MessageInvalid(str(error), size_bytes=len(frame)) from None
-
-
-from_worker: Decoder[FromWorker] = Decoder(FromWorker)
-from_agent: Decoder[FromAgent] = Decoder(FromAgent)
-to_worker: Decoder[ToWorker] = Decoder(ToWorker)
-to_agent: Decoder[ToAgent] = Decoder(ToAgent)
-
-_encoder = msgspec.msgpack.Encoder()
-
-
-def encode(message: Message) -> bytes:
-    frame = _encoder.encode(message)
-    _check_size(len(frame))
-    return frame
-
-
-def _check_size(size_bytes: int) -> None:
-    if size_bytes > MAX_MESSAGE_BYTES:
-        raise MessageInvalid(f"the limit is {MAX_MESSAGE_BYTES} bytes", size_bytes=size_bytes)
-
-
-def pack_actions(actions: Iterable[Action]) -> tuple[ActionRow, ...]:
-    """A worker's actions as rows. Planned times stay behind: the order is what counts."""
-    return tuple(
-        (
-            action.kind,
-            action.replica,
-            action.microbatch,
-            None if action.receives_from is None else action.receives_from.replica,
-            None if action.sends_to is None else action.sends_to.replica,
-        )
-        for action in actions
-    )
-
-
-def unpack_actions(rows: Iterable[ActionRow], *, worker: WorkerId) -> tuple[Action, ...]:
-    return tuple(_unpack(row, worker) for row in rows)
-
-
-def _unpack(row: ActionRow, worker: WorkerId) -> Action:
-    kind, replica, microbatch, receives_from, sends_to = row
-    # W has no peers, so its direction is of no matter.
-    downstream = 1 if kind is Kind.FORWARD else -1
-    return Action(
-        kind=kind,
-        stage=worker.stage,
-        replica=replica,
-        microbatch=microbatch,
-        worker=worker,
-        receives_from=_peer(receives_from, worker.stage - downstream),
-        sends_to=_peer(sends_to, worker.stage + downstream),
-        start=0.0,
-        end=0.0,
-    )
-
-
-def _peer(replica: int | None, stage: int) -> WorkerId | None:
-    return None if replica is None else WorkerId(replica, stage)

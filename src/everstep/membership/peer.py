@@ -13,6 +13,7 @@ from typing import TypeAlias
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from everstep.membership import messages as m
+from everstep.membership.codec import Decoder, encode
 
 OnMessage: TypeAlias = Callable[[m.FromWorker | m.FromAgent], None]
 
@@ -28,7 +29,7 @@ class Peer:
     """One accepted connection: reads until it ends, writes what is queued, in order."""
 
     def __init__(
-        self, websocket: WebSocket, decoder: m.Decoder[m.FromWorker] | m.Decoder[m.FromAgent]
+        self, websocket: WebSocket, decoder: Decoder[m.FromWorker] | Decoder[m.FromAgent]
     ) -> None:
         self._websocket = websocket
         self._decoder = decoder
@@ -37,7 +38,7 @@ class Peer:
 
     def send(self, message: m.ToWorker | m.ToAgent) -> None:
         try:
-            self._unsent.put_nowait(m.encode(message))
+            self._unsent.put_nowait(encode(message))
         except asyncio.QueueFull:
             self._is_stuck.set()
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from everstep.core.ids import WorkerId
-from everstep.membership.messages import ActionRow, JobFacts, StageProfile, pack_actions
+from everstep.membership.action_rows import ActionRow, pack_actions
+from everstep.membership.facts import JobFacts, StageProfile
 from everstep.membership.planning import Plan, Planner, PlanRequest, median_profile
 from everstep.membership.roster import Shape
 

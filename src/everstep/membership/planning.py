@@ -8,7 +8,7 @@ from statistics import median
 from typing import Protocol
 
 from everstep.core.ids import WorkerId
-from everstep.membership.messages import StageProfile
+from everstep.membership.facts import StageProfile
 from everstep.schedule.actions import Action
 
 

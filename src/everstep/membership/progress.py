@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from everstep.core.errors import ProtocolBroken
 from everstep.membership import messages as m
 from everstep.membership.books import Books
+from everstep.membership.facts import RollBack
 from everstep.membership.ledger import StepSummary, decide_roll_back
 from everstep.membership.roster import Worker
 
@@ -38,7 +39,7 @@ class Progress:
         open_step = self._books.ledger.open_step
         return all(w.finished_step == open_step and not w.is_copying for w in workers)
 
-    def close_step(self, now_s: float) -> m.RollBack | None:
+    def close_step(self, now_s: float) -> RollBack | None:
         """Tells of the open step, which everybody has, and opens the next. Returns what to do when
         its norm was too large."""
         books = self._books

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from everstep.core.ids import WorkerId
-from everstep.membership.messages import JobFacts
+from everstep.membership.facts import JobFacts
 
 COPIES, LOG, CHECKPOINT = "copies", "log", "checkpoint"
 

@@ -14,6 +14,7 @@ from typing import Protocol, TypeAlias
 from everstep.core.ids import WorkerId
 from everstep.membership import messages as m
 from everstep.membership.books import Books
+from everstep.membership.facts import LogFacts, LogRun, Replay, StageProfile
 from everstep.membership.replacing import Replacements
 from everstep.membership.roster import Shape, Worker
 
@@ -34,7 +35,7 @@ class ReplayRequest:
     new: tuple[WorkerId, ...]
     """The workers that wait for the state of those stages."""
 
-    holdings: Mapping[WorkerId, tuple[m.LogRun, ...]]
+    holdings: Mapping[WorkerId, tuple[LogRun, ...]]
     """What the survivors have logged."""
 
     checkpoint: int
@@ -44,7 +45,7 @@ class ReplayRequest:
     helpers: int | None
     """At most so many; None for no limit."""
 
-    durations: tuple[m.StageProfile, ...] | None
+    durations: tuple[StageProfile, ...] | None
     """Measured, per stage."""
 
     period_s: float | None
@@ -57,12 +58,12 @@ class NoReplay:
 
 
 class PlanReplay(Protocol):
-    def __call__(self, request: ReplayRequest) -> tuple[m.Replay, ...] | NoReplay: ...
+    def __call__(self, request: ReplayRequest) -> tuple[Replay, ...] | NoReplay: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogRequest:
-    stages: tuple[m.StageProfile, ...]
+    stages: tuple[StageProfile, ...]
     """Measured, with the bytes they send in a step."""
 
     num_microbatches: int
@@ -72,7 +73,7 @@ class LogRequest:
     interval_steps: int
     """From one checkpoint to the next."""
 
-    log: m.LogFacts
+    log: LogFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +170,7 @@ class Rebuilding:
 
     def plan(
         self, rebuild: Rebuild, live: Mapping[WorkerId, Worker], *, last_step: int
-    ) -> tuple[m.Replay, ...] | NoReplay:
+    ) -> tuple[Replay, ...] | NoReplay:
         books = self._books
         assert books.job is not None
         assert books.job.log is not None
@@ -207,7 +208,7 @@ class Rebuilding:
         if self._choose is not None and books.plans.durations is not None and interval_steps > 0:
             self._choose_logs(self._choose, books.job.log, interval_steps)
 
-    def _choose_logs(self, choose: ChooseLogs, log: m.LogFacts, interval_steps: int) -> None:
+    def _choose_logs(self, choose: ChooseLogs, log: LogFacts, interval_steps: int) -> None:
         books = self._books
         assert books.job is not None
         assert books.plans.durations is not None
@@ -247,7 +248,7 @@ class Rebuilding:
         self._num_failed = 0
 
 
-def _fields(replay: m.Replay) -> dict[str, object]:
+def _fields(replay: Replay) -> dict[str, object]:
     return {
         "stages": list(range(replay.first_stage, replay.last_stage + 1)),
         "checkpoint": replay.checkpoint,

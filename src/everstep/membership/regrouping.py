@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from everstep.core.ids import WorkerId
 from everstep.membership import messages as m
+from everstep.membership.facts import Copy, RollBack
 from everstep.membership.recovering import Recovery, Survivor
 from everstep.membership.roster import Worker
 from everstep.membership.states import State
@@ -20,7 +21,7 @@ class Halting:
 
     since_s: float
     why: str
-    redo: m.RollBack | None = None
+    redo: RollBack | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,9 +91,9 @@ def survivors(workers: Iterable[Worker]) -> list[Survivor]:
     ]
 
 
-def copies_on_the_wire(recovery: Recovery) -> tuple[m.Copy, ...]:
+def copies_on_the_wire(recovery: Recovery) -> tuple[Copy, ...]:
     return tuple(
-        m.Copy(copy.target.stage, copy.source.replica, copy.target.replica)
+        Copy(copy.target.stage, copy.source.replica, copy.target.replica)
         for copy in recovery.copies
     )
 

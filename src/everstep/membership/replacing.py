@@ -6,6 +6,7 @@ from collections import Counter
 
 from everstep.membership import messages as m
 from everstep.membership.books import Books
+from everstep.membership.facts import Seat
 from everstep.membership.regrouping import Respawn, respawn_wait_s
 
 
@@ -68,7 +69,7 @@ class Replacements:
         books = self._books
         agent = books.roster.agent_of(number)
         if agent is not None:
-            seat = m.Seat(number, str(books.shape.place(number)))
+            seat = Seat(number, str(books.shape.place(number)))
             books.send(agent, m.Spawn((seat,)))
             self._starting.add(number)
         elif books.is_beginning:

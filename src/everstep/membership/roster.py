@@ -8,15 +8,8 @@ from dataclasses import dataclass, field
 
 from everstep.core.errors import ConfigError
 from everstep.core.ids import WorkerId
-from everstep.membership.messages import (
-    Hello,
-    JobFacts,
-    LogRun,
-    Member,
-    RollBack,
-    Seat,
-    StageProfile,
-)
+from everstep.membership.facts import JobFacts, LogRun, Member, RollBack, Seat, StageProfile
+from everstep.membership.messages import Hello
 from everstep.membership.states import GONE_STATES, Happening, State, after
 
 

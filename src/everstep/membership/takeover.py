@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from everstep.core.ids import WorkerId
 from everstep.membership import messages as m
+from everstep.membership.facts import JobFacts, Member, RollBack, StageProfile
 from everstep.membership.roster import Worker
 from everstep.membership.states import State
 
@@ -56,7 +57,7 @@ class Stock:
     """What the new coordinator goes on from."""
 
     generation: int
-    job: m.JobFacts | None
+    job: JobFacts | None
     members: frozenset[str]
     workers: tuple[Worker, ...]
     gone: Mapping[str, str]
@@ -73,7 +74,7 @@ class Stock:
     ending: str | None
     """Why the generation cannot go on; None when it can."""
 
-    profiles: Mapping[WorkerId, m.StageProfile]
+    profiles: Mapping[WorkerId, StageProfile]
     is_measured: bool
     """The profiles are all there are: nobody is measuring any more."""
 
@@ -159,7 +160,7 @@ def take_stock(heard: Heard, *, now_s: float, told: Told) -> Stock:
     )
 
 
-def _members(rejoins: Iterable[m.Rejoin]) -> tuple[m.Member, ...]:
+def _members(rejoins: Iterable[m.Rejoin]) -> tuple[Member, ...]:
     """Of the newest generation, as most of those who are in it know it.
 
     They can differ when a coordinator died after it had told somebody of a generation, and the next
@@ -207,7 +208,7 @@ def _returned(
     *,
     generation: int,
     is_first: bool,
-    redo: m.RollBack | None,
+    redo: RollBack | None,
     restore: int | None,
     now_s: float,
 ) -> Worker:
@@ -236,7 +237,7 @@ def _state(rejoin: m.Rejoin, generation: int) -> State:
     return State.FINISHED if rejoin.has_finished else State.TRAINING
 
 
-def _missing(member: m.Member, *, now_s: float, has_finished: bool) -> Worker:
+def _missing(member: Member, *, now_s: float, has_finished: bool) -> Worker:
     """When all steps are done, whoever is missing may well have left as it should."""
     host = member.data_address.rpartition(":")[0]
     hello = m.Hello(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from everstep.membership.messages import JobFacts
+from everstep.membership.facts import JobFacts
 from everstep.membership.roster import Worker
 
 

@@ -24,6 +24,7 @@ from everstep.core.errors import EverstepError
 from everstep.membership import messages as m
 from everstep.membership.attendance import Attendance
 from everstep.membership.books import Books, WorldSettings
+from everstep.membership.facts import JobFacts, Meeting
 from everstep.membership.generations import Generations
 from everstep.membership.inheritance import Inheritance
 from everstep.membership.ledger import StepLedger
@@ -59,7 +60,7 @@ class World:
         *,
         planner: Planner,
         decide: Decide,
-        meeting: m.Meeting,
+        meeting: Meeting,
         normalize: Normalizer | None = None,
         plan_replay: PlanReplay | None = None,
         choose_logs: ChooseLogs | None = None,
@@ -106,7 +107,7 @@ class World:
         return self._books.generation
 
     @property
-    def job(self) -> m.JobFacts | None:
+    def job(self) -> JobFacts | None:
         return self._books.job
 
     @property

@@ -20,7 +20,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from everstep.core.ids import WorkerId
-from everstep.membership.messages import LogDirection, LogRun
+from everstep.membership.facts import LogDirection, LogRun
 
 Holdings = Mapping[WorkerId, Sequence[LogRun]]
 """What each live worker holds."""

@@ -25,7 +25,7 @@ from typing import Self, TypeAlias
 from torch import Tensor
 
 from everstep.core.errors import ConfigError, LogCorrupt, LogEntryMissing, WaitTimedOut
-from everstep.membership.messages import LogRun
+from everstep.membership.facts import LogRun
 from everstep.recovery.log_book import Entry, LogBook, LogKey, Place, runs_of
 from everstep.recovery.log_capture import Capture, Capturer, TensorChanged
 from everstep.recovery.log_disk import LocalLogDisk, LogDirectory, LogDisk

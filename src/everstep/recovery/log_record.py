@@ -20,7 +20,7 @@ from xxhash import xxh3_64
 
 from everstep.comm.framing import DTYPE_BYTES, TensorSpec
 from everstep.comm.streams import empty_like_spec, memory_of, spec_of
-from everstep.membership.messages import LogDirection
+from everstep.membership.facts import LogDirection
 from everstep.recovery.log_book import LogKey
 
 _MAGIC = b"ESL1"

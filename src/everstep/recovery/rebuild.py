@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from everstep.core.ids import WorkerId
-from everstep.membership import messages as m
+from everstep.membership.facts import LogDirection, LogSource, Replay
 from everstep.membership.rebuilding import LogChoice, LogRequest, NoReplay, ReplayRequest
 from everstep.recovery.coverage import ReplayRange, choose_range, describe_gaps, senders
 from everstep.recovery.grouping import Boundary, Costs, StageCost, choose_groups
 
 
-def plan_replay(request: ReplayRequest) -> tuple[m.Replay, ...] | NoReplay:
+def plan_replay(request: ReplayRequest) -> tuple[Replay, ...] | NoReplay:
     needs = {
         "num_stages": request.shape.stages,
         "num_microbatches": _num_microbatches(request),
@@ -62,12 +62,12 @@ def choose_logs(request: LogRequest) -> LogChoice:
     )
 
 
-def _replay(request: ReplayRequest, stages: ReplayRange) -> m.Replay:
+def _replay(request: ReplayRequest, stages: ReplayRange) -> Replay:
     span = range(stages.first_stage, stages.last_stage + 1)
     new = tuple(place for place in sorted(request.new) if place.stage in span)
     replayers = (*new, *_helpers(request, stages, num_new=len(new)))
     sources = _sources(request, stages)
-    return m.Replay(
+    return Replay(
         first_stage=stages.first_stage,
         last_stage=stages.last_stage,
         checkpoint=request.checkpoint,
@@ -85,7 +85,7 @@ def _is_shared(request: ReplayRequest, *, num_replayers: int) -> bool:
     return request.helpers != 0 and 1 < num_replayers <= _num_microbatches(request)
 
 
-def _who_knows_scales(request: ReplayRequest, sources: Sequence[m.LogSource]) -> WorkerId:
+def _who_knows_scales(request: ReplayRequest, sources: Sequence[LogSource]) -> WorkerId:
     """Whoever logged the first step has seen them all; one that copied its state since has not."""
     first = [source for source in sources if source.first_step == request.checkpoint + 1]
     return first[0].holders[0] if first else min(request.holdings)
@@ -104,13 +104,13 @@ def _helpers(request: ReplayRequest, stages: ReplayRange, *, num_new: int) -> tu
     return tuple(willing[: max(0, most)])
 
 
-def _sources(request: ReplayRequest, stages: ReplayRange) -> tuple[m.LogSource, ...]:
+def _sources(request: ReplayRequest, stages: ReplayRange) -> tuple[LogSource, ...]:
     ends = (
-        (stages.first_stage - 1, m.LogDirection.FORWARD),
-        (stages.last_stage, m.LogDirection.BACKWARD),
+        (stages.first_stage - 1, LogDirection.FORWARD),
+        (stages.last_stage, LogDirection.BACKWARD),
     )
     return tuple(
-        m.LogSource(
+        LogSource(
             boundary=boundary,
             direction=direction,
             first_step=supply.first_step,
@@ -130,7 +130,7 @@ def _sources(request: ReplayRequest, stages: ReplayRange) -> tuple[m.LogSource, 
     )
 
 
-def _too_slow(request: ReplayRequest, replays: tuple[m.Replay, ...]) -> NoReplay | None:
+def _too_slow(request: ReplayRequest, replays: tuple[Replay, ...]) -> NoReplay | None:
     if request.durations is None or request.period_s is None:
         return None
     replay_s = sum(_step_s(request, replay) for replay in replays)
@@ -143,7 +143,7 @@ def _too_slow(request: ReplayRequest, replays: tuple[m.Replay, ...]) -> NoReplay
     )
 
 
-def _step_s(request: ReplayRequest, replay: m.Replay) -> float:
+def _step_s(request: ReplayRequest, replay: Replay) -> float:
     assert request.durations is not None
     span = request.durations[replay.first_stage : replay.last_stage + 1]
     one_s = sum(each.forward + each.input_gradient + each.weight_gradient for each in span)

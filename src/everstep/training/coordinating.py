@@ -11,7 +11,7 @@ from pathlib import Path
 from everstep.core.events import EventLog
 from everstep.membership.access import Bind
 from everstep.membership.coordinator import Coordinator
-from everstep.membership.messages import Meeting
+from everstep.membership.facts import Meeting
 from everstep.membership.planning import PlanRequest
 from everstep.membership.roster import Shape
 from everstep.membership.takeover import Told

@@ -24,12 +24,14 @@ from everstep.execute.timing import (
     Profiler,
 )
 from everstep.membership import messages as m
+from everstep.membership.action_rows import unpack_actions
 from everstep.membership.client import Client
+from everstep.membership.facts import LogDirection, StageProfile
 from everstep.membership.recovering import StateCopy
 from everstep.schedule.actions import Action
 from everstep.training.orders import Orders, Stand
 
-SentBytes = Mapping[m.LogDirection, int]
+SentBytes = Mapping[LogDirection, int]
 """That one step sends to the next stage and to the one before."""
 
 
@@ -107,7 +109,7 @@ class CoordinatorGuide:
         return Orders(
             generation=resume.generation,
             step=resume.step,
-            actions=m.unpack_actions(resume.actions, worker=self._me),
+            actions=unpack_actions(resume.actions, worker=self._me),
             addresses={WorkerId(x.replica, x.stage): x.data_address for x in resume.members},
             lifetime=lifetime,
             meeting=resume.meeting,
@@ -146,7 +148,7 @@ class CoordinatorGuide:
 
     def take_replan(self, step: int) -> tuple[Action, ...] | None:
         replan = self._client.take_replan(step)
-        return None if replan is None else m.unpack_actions(replan.actions, worker=self._me)
+        return None if replan is None else unpack_actions(replan.actions, worker=self._me)
 
     def take_save(self, step: int) -> bool:
         return self._client.take_save(step)
@@ -185,7 +187,7 @@ class CoordinatorGuide:
         )
 
     def report_profile(self, profiler: Profiler, *, sent: SentBytes) -> None:
-        durations = m.StageProfile(
+        durations = StageProfile(
             forward=profiler.typical_s(FORWARD),
             input_gradient=profiler.typical_s(INPUT_GRADIENT),
             weight_gradient=profiler.typical_s(WEIGHT_GRADIENT),
@@ -193,8 +195,8 @@ class CoordinatorGuide:
             transfer=profiler.shortest_s(PEERS),
             reduction=profiler.shortest_s(REDUCTION),
             optimizer=profiler.typical_s(OPTIMIZER),
-            sent_forward=sent.get(m.LogDirection.FORWARD, 0),
-            sent_backward=sent.get(m.LogDirection.BACKWARD, 0),
+            sent_forward=sent.get(LogDirection.FORWARD, 0),
+            sent_backward=sent.get(LogDirection.BACKWARD, 0),
         )
         self._client.send(m.Profile(self._generation, durations))
 

@@ -21,7 +21,7 @@ from everstep.core.errors import ConfigError
 from everstep.execute.data import Dataset
 from everstep.execute.split import StageModule
 from everstep.execute.stage import Scorer
-from everstep.membership.messages import ClipMode
+from everstep.membership.facts import ClipMode
 from everstep.recovery.logging_settings import Logging
 from everstep.recovery.undo import Keep, NotUndoable, check_undoable
 from everstep.training.saving import Checkpoints

@@ -12,7 +12,7 @@ from everstep.checkpoint.run_record import local_directory
 from everstep.comm.group import Group
 from everstep.execute.data import PARTS, Fetcher
 from everstep.execute.replay import Piece
-from everstep.membership.messages import ClipMode, LogFacts, Replay
+from everstep.membership.facts import ClipMode, LogFacts, Replay
 from everstep.recovery.log import BoundaryLog
 from everstep.training.holding import Holding, build_pieces, fetcher_for
 from everstep.training.job import Job

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from everstep.comm.lifetime import Lifetime
 from everstep.core.ids import WorkerId
-from everstep.membership import messages as m
+from everstep.membership.facts import LogRun, Meeting, Replay, RollBack, StepResult
 from everstep.membership.recovering import StateCopy
 from everstep.schedule.actions import Action
 
@@ -24,9 +24,9 @@ class Orders:
     """The data addresses of all live workers."""
 
     lifetime: Lifetime
-    meeting: m.Meeting | None = None
+    meeting: Meeting | None = None
     profile_steps: int = 0
-    redo: m.RollBack | None = None
+    redo: RollBack | None = None
     undo: bool = False
     copies: tuple[StateCopy, ...] = ()
     is_copied_step_open: bool = False
@@ -35,13 +35,13 @@ class Orders:
     operations: int = 0
     """Completed by everybody; later ones are to be served again."""
 
-    result: m.StepResult | None = None
+    result: StepResult | None = None
     """Of the step before `step`, for those who get it by copy."""
 
     restore: int | None = None
     """The step whose checkpoint is to be loaded first."""
 
-    replays: tuple[m.Replay, ...] = ()
+    replays: tuple[Replay, ...] = ()
     """Stages that are rebuilt before the first step."""
 
     unlogged: tuple[int, ...] = ()
@@ -76,4 +76,4 @@ class Stand:
     is_operating: bool
     """It was interrupted in one."""
 
-    logged: tuple[m.LogRun, ...]
+    logged: tuple[LogRun, ...]

@@ -24,7 +24,7 @@ from everstep.comm.group import Group
 from everstep.core.ids import WorkerId
 from everstep.execute.data import Fetcher, Microbatch
 from everstep.execute.replay import Piece, ReplayedStep, Replayer, Scale
-from everstep.membership import messages as m
+from everstep.membership.facts import LogDirection, Replay
 from everstep.schedule.actions import Kind
 from everstep.training.giving import LOG_WITHIN_S, Giver
 from everstep.training.replay_share import Share, entry_of, key_of
@@ -34,7 +34,7 @@ from everstep.training.stage_tree import StageTree
 
 class Pieces(Protocol):
     def __call__(
-        self, replay: m.Replay, *, own: Piece, group: Group
+        self, replay: Replay, *, own: Piece, group: Group
     ) -> AbstractContextManager[list[Piece]]:
         """The stages of the range with the state that the replay begins with, until they are let
         go; `own` is among them where this worker's state is rebuilt."""
@@ -65,7 +65,7 @@ class Rebuilder:
 
     def take_part(
         self,
-        replay: m.Replay,
+        replay: Replay,
         *,
         own: Piece,
         group: Group,
@@ -119,14 +119,14 @@ class Rebuilder:
                 fetcher.expect(mb for step in share.steps() for mb in share.of(self._me, step))
             yield fetcher
 
-    def _give_scales(self, replay: m.Replay, channels: Channels) -> None:
+    def _give_scales(self, replay: Replay, channels: Channels) -> None:
         rows = sorted(self._log.scales.items())
         table = torch.tensor(rows, dtype=torch.float64).reshape(-1, 2)
         for other in replay.replayers:
             if other != self._me:
                 channels.send(other, Direction.LOG, "scales", [table])
 
-    def _scales(self, replay: m.Replay, channels: Channels) -> dict[int, float]:
+    def _scales(self, replay: Replay, channels: Channels) -> dict[int, float]:
         if self._me == replay.scales_from:
             return dict(self._log.scales)
         message = channels.receive(
@@ -145,12 +145,12 @@ class _Inputs:
         self._me = me
 
     def activation(self, mb: Microbatch) -> tuple[Sequence[Tensor], str]:
-        return self._find(mb, m.LogDirection.FORWARD)
+        return self._find(mb, LogDirection.FORWARD)
 
     def gradient(self, mb: Microbatch) -> tuple[Sequence[Tensor], str]:
-        return self._find(mb, m.LogDirection.BACKWARD)
+        return self._find(mb, LogDirection.BACKWARD)
 
-    def _find(self, mb: Microbatch, direction: m.LogDirection) -> tuple[Sequence[Tensor], str]:
+    def _find(self, mb: Microbatch, direction: LogDirection) -> tuple[Sequence[Tensor], str]:
         number = mb.replica * self._share.microbatches + mb.number
         source = next(
             source

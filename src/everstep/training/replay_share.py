@@ -12,7 +12,7 @@ from everstep.comm.channels import ChannelId
 from everstep.comm.framing import Direction
 from everstep.core.ids import WorkerId
 from everstep.execute.data import Microbatch
-from everstep.membership import messages as m
+from everstep.membership.facts import LogSource, Replay
 from everstep.recovery.log_book import LogKey
 from everstep.schedule.actions import Kind
 
@@ -21,7 +21,7 @@ from everstep.schedule.actions import Kind
 class Share:
     """Who replays which micro-batches."""
 
-    replay: m.Replay
+    replay: Replay
     replicas: int
     microbatches: int
 
@@ -60,9 +60,7 @@ class Share:
         return range(self.replay.checkpoint + 1, self.replay.last_step + 1)
 
 
-def log_channels(
-    replays: Sequence[m.Replay], me: WorkerId
-) -> tuple[set[ChannelId], set[ChannelId]]:
+def log_channels(replays: Sequence[Replay], me: WorkerId) -> tuple[set[ChannelId], set[ChannelId]]:
     """The channels on which `me` gives and gets what was logged."""
     sends: set[ChannelId] = set()
     receives: set[ChannelId] = set()
@@ -81,7 +79,7 @@ def log_channels(
     return sends, receives
 
 
-def entry_of(source: m.LogSource, step: int, number: int) -> LogKey:
+def entry_of(source: LogSource, step: int, number: int) -> LogKey:
     return LogKey(
         step=step,
         attempt=source.attempt,
@@ -91,5 +89,5 @@ def entry_of(source: m.LogSource, step: int, number: int) -> LogKey:
     )
 
 
-def key_of(source: m.LogSource, step: int, number: int) -> str:
+def key_of(source: LogSource, step: int, number: int) -> str:
     return f"{step} {source.direction} {number}"

@@ -35,7 +35,7 @@ from everstep.execute.executor import Clipping, Executor, upcoming
 from everstep.execute.links import Links
 from everstep.execute.replay import Piece
 from everstep.execute.timing import Profiler
-from everstep.membership.messages import ClipMode
+from everstep.membership.facts import ClipMode
 from everstep.recovery.log import LogReport
 from everstep.schedule.actions import Action
 from everstep.training.copying import copy_states

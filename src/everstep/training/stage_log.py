@@ -12,7 +12,7 @@ from torch import Tensor
 
 from everstep.execute.data import Microbatch
 from everstep.execute.replay import Sent
-from everstep.membership.messages import LogDirection, LogRun
+from everstep.membership.facts import LogDirection, LogRun
 from everstep.recovery.log import BoundaryLog, LogKey, LogReport
 from everstep.schedule.actions import Kind
 

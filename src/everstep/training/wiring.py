@@ -18,6 +18,7 @@ from everstep.core.ids import WorkerId
 from everstep.execute.links import Links, channels_of
 from everstep.launch.context import WorkerContext, current_worker
 from everstep.membership import messages as m
+from everstep.membership.facts import JobFacts, Meeting
 from everstep.schedule.durations import Durations
 from everstep.schedule.planner import plan
 from everstep.schedule.problem import Problem
@@ -90,8 +91,8 @@ def _train_together(job: Job, steps: int, context: WorkerContext) -> Run:
     return run
 
 
-def _facts(job: Job, steps: int, holding: Holding) -> m.JobFacts:
-    return m.JobFacts(
+def _facts(job: Job, steps: int, holding: Holding) -> JobFacts:
+    return JobFacts(
         microbatches=job.microbatches,
         steps=steps,
         batch_size=job.batch_size,
@@ -183,7 +184,7 @@ class _Together(Connect):
             yield f"replay{number}", replay.replayers if is_mine else (self._me,)
 
     def _form(
-        self, name: str, members: tuple[WorkerId, ...], orders: Orders, meeting: m.Meeting
+        self, name: str, members: tuple[WorkerId, ...], orders: Orders, meeting: Meeting
     ) -> Group:
         if name.startswith("replay") and len(members) == 1:
             return SoloGroup(generation=orders.generation, me=self._me)

@@ -6,6 +6,7 @@ import pytest
 
 from crew import Crew, Move, Phase, job_facts
 from everstep.membership import messages as m
+from everstep.membership.facts import Copy, StepResult
 from everstep.membership.roster import Shape
 from everstep.membership.silence import Patience
 from everstep.membership.traffic import Send
@@ -57,7 +58,7 @@ def one_rolls_forward() -> Crew:
 def test_a_second_loss_while_the_others_copy_is_one_more_generation() -> None:
     crew = one_rolls_forward()
     w1 = crew.workers[1]
-    assert all(r.copies == (m.Copy(0, 0, 1),) for r in resumes(crew, 2))
+    assert all(r.copies == (Copy(0, 0, 1),) for r in resumes(crew, 2))
     assert all((r.step, r.watermark) == (1, -1) for r in resumes(crew, 2))
     crew.lose("w0")  # the only one that has step 0; w1 runs it again
     assert crew.run_to_the_end().exit_code == 0
@@ -69,7 +70,7 @@ def test_a_second_loss_while_the_others_copy_is_one_more_generation() -> None:
 def test_the_step_is_closed_when_the_last_copy_has_arrived() -> None:
     crew = one_rolls_forward()
     assert crew.events("step") == []
-    assert resumes(crew, 2)[1].result == m.StepResult(100.0, {})
+    assert resumes(crew, 2)[1].result == StepResult(100.0, {})
     crew.run_until(lambda: bool(crew.events("step")))
     assert crew.event_values("step", "loss") == [100.0]
 

@@ -11,11 +11,14 @@ from crew import MEETING, job_facts
 from everstep.core.errors import MessageInvalid
 from everstep.core.ids import WorkerId
 from everstep.membership import messages as m
+from everstep.membership.action_rows import pack_actions, unpack_actions
+from everstep.membership.codec import MAX_MESSAGE_BYTES, encode, from_agent, from_worker, to_worker
+from everstep.membership.facts import Copy, Member, RollBack, Seat, StepResult
 from everstep.membership.planning import PlanRequest
 from everstep.schedule.actions import Kind
 from fake_planner import one_f_one_b
 
-MEMBER = m.Member(replica=0, stage=0, uid="u", number=3, pid=7, data_address="h:1")
+MEMBER = Member(replica=0, stage=0, uid="u", number=3, pid=7, data_address="h:1")
 HELLO = m.Hello(uid="u", number=3, pid=7, host="h", data_address="h:1")
 
 EXAMPLES_TO_COORDINATOR = [
@@ -28,7 +31,7 @@ EXAMPLES_TO_COORDINATOR = [
         job=job_facts(),
         generation=2,
         members=(MEMBER,),
-        redo=m.RollBack(4, 0.5),
+        redo=RollBack(4, 0.5),
         watermark=4,
         finished_step=5,
         report=m.StepDone(generation=2, step=5, seconds=0.1, metrics={"a": 1.0}),
@@ -55,7 +58,7 @@ EXAMPLES_TO_WORKER = [
         actions=((Kind.FORWARD, 0, 1, None, 2),),
         members=(MEMBER,),
         meeting=MEETING,
-        redo=m.RollBack(4, 0.5),
+        redo=RollBack(4, 0.5),
     ),
     m.Resume(
         generation=3,
@@ -65,9 +68,9 @@ EXAMPLES_TO_WORKER = [
         members=(),
         meeting=MEETING,
         undo=True,
-        copies=(m.Copy(1, 0, 2),),
+        copies=(Copy(1, 0, 2),),
         operations=7,
-        result=m.StepResult(0.5, {"a": 1.0}),
+        result=StepResult(0.5, {"a": 1.0}),
     ),
     m.Boundary(2, 6),
     m.Replan(generation=2, from_step=9, actions=()),
@@ -79,26 +82,26 @@ EXAMPLES_TO_WORKER = [
 
 @pytest.mark.parametrize("message", EXAMPLES_TO_COORDINATOR, ids=lambda msg: type(msg).__name__)
 def test_what_workers_say_comes_back_equal(message: m.FromWorker) -> None:
-    assert m.from_worker.decode(m.encode(message)) == message
+    assert from_worker.decode(encode(message)) == message
 
 
 def test_what_agents_say_comes_back_equal() -> None:
     exited = m.WorkerExited(uid="u", number=3, pid=7, code=-9)
     hello = m.AgentHello(
-        uid="a", host="h", workers=2, seats=(m.Seat(3, "0:3"),), running=(3,), ended=(exited,)
+        uid="a", host="h", workers=2, seats=(Seat(3, "0:3"),), running=(3,), ended=(exited,)
     )
     for message in (hello, exited):
-        assert m.from_agent.decode(m.encode(message)) == message
+        assert from_agent.decode(encode(message)) == message
 
 
 @pytest.mark.parametrize("message", EXAMPLES_TO_WORKER, ids=lambda msg: type(msg).__name__)
 def test_what_workers_are_told_comes_back_equal(message: m.ToWorker) -> None:
-    assert m.to_worker.decode(m.encode(message)) == message
+    assert to_worker.decode(encode(message)) == message
 
 
 def test_a_loss_that_is_not_a_number_survives_the_wire() -> None:
     done = m.StepDone(generation=1, step=0, seconds=0, loss=math.nan)
-    received = m.from_worker.decode(m.encode(done))
+    received = from_worker.decode(encode(done))
     assert isinstance(received, m.StepDone)
     assert received.loss is not None
     assert math.isnan(received.loss)
@@ -112,33 +115,33 @@ def test_a_loss_that_is_not_a_number_survives_the_wire() -> None:
         (msgspec.msgpack.encode({"type": "Exec", "code": "x"}), "Invalid value 'Exec'"),
         (msgspec.msgpack.encode({"type": "Heartbeat", "x": 1}), "unknown field"),
         (msgspec.msgpack.encode({"type": "Halted", "generation": "1"}), "Expected `int`"),
-        (m.encode(m.Welcome(replica=0, stage=0, replicas=1, stages=1)), "Invalid value"),
+        (encode(m.Welcome(replica=0, stage=0, replicas=1, stages=1)), "Invalid value"),
         ("text", "it is text"),
     ],
 )
 def test_a_frame_that_is_no_message_of_a_worker_is_refused(frame: bytes | str, why: str) -> None:
     with pytest.raises(MessageInvalid, match=why):
-        m.from_worker.decode(frame)
+        from_worker.decode(frame)
 
 
 def test_an_oversized_message_is_refused_on_both_sides() -> None:
     with pytest.raises(MessageInvalid, match="the limit is 16777216 bytes"):
-        m.encode(m.Failed("x" * m.MAX_MESSAGE_BYTES, ""))
+        encode(m.Failed("x" * MAX_MESSAGE_BYTES, ""))
     with pytest.raises(MessageInvalid, match="the limit is"):
-        m.from_worker.decode(bytes(m.MAX_MESSAGE_BYTES + 1))
+        from_worker.decode(bytes(MAX_MESSAGE_BYTES + 1))
 
 
 def test_actions_keep_their_order_and_peers_on_the_wire() -> None:
     plan = one_f_one_b(PlanRequest(replicas=2, stages=3, microbatches=4))
     for worker in (WorkerId(0, 0), WorkerId(1, 1), WorkerId(1, 2)):
-        rows = m.pack_actions(plan.actions[worker])
-        assert m.unpack_actions(rows, worker=worker) == plan.actions[worker]
+        rows = pack_actions(plan.actions[worker])
+        assert unpack_actions(rows, worker=worker) == plan.actions[worker]
 
 
 def test_a_resume_for_a_large_job_is_small() -> None:
     plan = one_f_one_b(PlanRequest(replicas=1, stages=8, microbatches=64))
     members = [
-        m.Member(
+        Member(
             replica=r,
             stage=s,
             uid="agent-0123456789ab-12-abcdef",
@@ -149,7 +152,7 @@ def test_a_resume_for_a_large_job_is_small() -> None:
         for r in range(512)
         for s in range(8)
     ]
-    actions = m.pack_actions(plan.actions[WorkerId(0, 3)])
+    actions = pack_actions(plan.actions[WorkerId(0, 3)])
     resume = m.Resume(
         generation=1,
         step=0,
@@ -158,4 +161,4 @@ def test_a_resume_for_a_large_job_is_small() -> None:
         members=tuple(members),
         meeting=MEETING,
     )
-    assert len(m.encode(resume)) < 1 << 20
+    assert len(encode(resume)) < 1 << 20

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from crew import Crew, Move, job_facts
 from everstep.membership import messages as m
+from everstep.membership.facts import LogFacts
 from everstep.membership.rebuilding import NEW_WORKER_WITHIN_S, REPLAY_LIMIT
 from everstep.membership.roster import Shape
 from everstep.membership.silence import Patience
 from everstep.membership.traffic import Send
 from everstep.membership.world import WorldSettings
 
-LOG = m.LogFacts(budget_bytes=1 << 20)
+LOG = LogFacts(budget_bytes=1 << 20)
 STEPS = 8
 
 
@@ -18,7 +19,7 @@ def crew_that_logs(
     shape: Shape | None = None,
     *,
     is_saved: bool = False,
-    log: m.LogFacts | None = LOG,
+    log: LogFacts | None = LOG,
     replace_after_s: float | None = 1.0,
     has_agent: bool = True,
     after_steps: int = 3,

@@ -7,15 +7,16 @@ from typing import Any
 from crew import MEETING, job_facts
 from everstep.core.ids import WorkerId
 from everstep.membership import messages as m
+from everstep.membership.facts import Copy, Member, RollBack, StepResult
 from everstep.membership.memory import Memory
 from everstep.membership.states import State
 from everstep.membership.takeover import Heard, Stock, Told, awaited, take_stock
 
 
-def member(number: int) -> m.Member:
+def member(number: int) -> Member:
     replica, stage = divmod(number, 2)
     uid = f"w{number}"
-    return m.Member(
+    return Member(
         replica=replica, stage=stage, uid=uid, number=number, pid=100 + number, data_address="h:1"
     )
 
@@ -102,7 +103,7 @@ def test_a_worker_that_was_lost_in_an_older_generation_is_fenced() -> None:
 
 
 def test_members_that_never_heard_of_the_generation_join_the_next() -> None:
-    redo = m.RollBack(4, 0.5)
+    redo = RollBack(4, 0.5)
     stock = stock_of(
         rejoin(0, generation=2, redo=redo),
         *(
@@ -211,8 +212,8 @@ def test_a_step_that_is_taken_back_is_forgotten() -> None:
 
 def test_a_step_that_comes_by_copy_is_told_with_its_loss() -> None:
     memory = remembering()
-    copy = m.Copy(0, 1, 0)
-    memory.heard(resume(2, 1, watermark=-1, copies=(copy,), result=m.StepResult(0.5, {})))
+    copy = Copy(0, 1, 0)
+    memory.heard(resume(2, 1, watermark=-1, copies=(copy,), result=StepResult(0.5, {})))
     assert told(memory).is_copying
     assert told(memory).finished_step == -1
     memory.said(m.Copied(2, 0))

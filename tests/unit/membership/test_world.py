@@ -7,6 +7,7 @@ import pytest
 
 from crew import PROFILE, Crew, CrewWorker, Move, job_facts
 from everstep.membership import messages as m
+from everstep.membership.facts import JobFacts, Seat
 from everstep.membership.roster import Shape
 from everstep.membership.silence import Patience
 from everstep.membership.states import State
@@ -149,7 +150,7 @@ def test_the_last_step_can_be_rolled_back_too() -> None:
 
 
 def test_synchronous_clipping_is_none_of_the_coordinators_business() -> None:
-    job = m.JobFacts(microbatches=2, steps=3, batch_size=8, seed=0, digest="d", clip_norm=1.0)
+    job = JobFacts(microbatches=2, steps=3, batch_size=8, seed=0, digest="d", clip_norm=1.0)
     crew = Crew(job=job, norm_of=lambda _: 9.0)
     crew.run_until(lambda: crew.outcome is not None)
     assert crew.events("rollback") == []
@@ -267,8 +268,8 @@ def test_agents_are_given_the_numbers_that_are_left() -> None:
         effects = crew.world.handle(Received(uid, hello), now_s=0)
         spawns += [e.message for e in effects if isinstance(e, Send)]
     assert spawns == [
-        m.Spawn((m.Seat(0, "0:0"), m.Seat(1, "0:1"), m.Seat(2, "1:0"))),
-        m.Spawn((m.Seat(3, "1:1"),)),
+        m.Spawn((Seat(0, "0:0"), Seat(1, "0:1"), Seat(2, "1:0"))),
+        m.Spawn((Seat(3, "1:1"),)),
     ]
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from everstep.membership import messages as m
+from everstep.membership.facts import JobFacts, Meeting, StageProfile
 from everstep.membership.roster import Shape
 from everstep.membership.traffic import Disconnected, Effect, Input, Received, Send
 from everstep.membership.world import World
 from everstep.recovery.decide import decide_recovery
 from fake_planner import one_f_one_b
 
-JOB = m.JobFacts(microbatches=2, steps=20, batch_size=8, seed=0, digest="d")
-PROFILE = m.StageProfile(
+JOB = JobFacts(microbatches=2, steps=20, batch_size=8, seed=0, digest="d")
+PROFILE = StageProfile(
     forward=0.25, input_gradient=0.25, weight_gradient=0.25, transfer=0, reduction=0, optimizer=0
 )
 SURVIVORS = ("w0", "w1", "w2")
@@ -24,7 +25,7 @@ class Stage2x2:
             Shape(2, 2),
             planner=one_f_one_b,
             decide=decide_recovery,
-            meeting=m.Meeting(host="127.0.0.1", port=29500),
+            meeting=Meeting(host="127.0.0.1", port=29500),
         )
         for number in range(4):
             self.join(f"w{number}", number)

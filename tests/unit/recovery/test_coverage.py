@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from everstep.core.ids import WorkerId
-from everstep.membership.messages import LogDirection, LogRun
+from everstep.membership.facts import LogDirection, LogRun
 from everstep.recovery.coverage import ReplayRange, Supply, choose_range, describe_gaps, senders
 
 FORWARD, BACKWARD = LogDirection.FORWARD, LogDirection.BACKWARD

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from everstep.core.errors import ConfigError, LogCorrupt, LogEntryMissing
-from everstep.membership.messages import LogDirection, LogRun
+from everstep.membership.facts import LogDirection, LogRun
 from everstep.recovery.log import BoundaryLog, LogKey
 
 SETTLE_S = 30.0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from everstep.membership.messages import LogDirection
+from everstep.membership.facts import LogDirection
 from everstep.recovery.log import BoundaryLog, LogKey
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from everstep.membership.messages import LogDirection, LogRun
+from everstep.membership.facts import LogDirection, LogRun
 from everstep.recovery.log import BoundaryLog, LogKey
 from everstep.recovery.log_disk import LocalLogDisk, LogDirectory
 

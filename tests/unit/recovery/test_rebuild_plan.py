@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from everstep.core.ids import WorkerId
-from everstep.membership import messages as m
-from everstep.membership.messages import LogDirection, LogRun
+from everstep.membership.facts import LogDirection, LogRun, Replay, StageProfile
 from everstep.membership.rebuilding import NoReplay, ReplayRequest
 from everstep.membership.roster import Shape
 from everstep.recovery.rebuild import plan_replay
@@ -58,7 +57,7 @@ def request(lost: Iterable[int], **changes: Any) -> ReplayRequest:
 HOLDINGS_OF_TWO = {at(stage): logged(stage, microbatches=range(2)) for stage in (0, 2, 3)}
 
 
-def planned(request: ReplayRequest) -> tuple[m.Replay, ...]:
+def planned(request: ReplayRequest) -> tuple[Replay, ...]:
     replays = plan_replay(request)
     assert not isinstance(replays, NoReplay), replays.reason
     return replays
@@ -200,7 +199,7 @@ def test_right_after_a_checkpoint_there_is_nothing_to_replay_but_to_load() -> No
     assert replay.scales_from == at(0)
 
 
-SLOW = m.StageProfile(
+SLOW = StageProfile(
     forward=1.0,
     input_gradient=1.0,
     weight_gradient=1.0,

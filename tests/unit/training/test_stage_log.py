@@ -10,7 +10,7 @@ import torch
 
 from everstep.core.errors import LogEntryMissing
 from everstep.execute.data import Microbatch
-from everstep.membership.messages import LogDirection, LogRun
+from everstep.membership.facts import LogDirection, LogRun
 from everstep.recovery.log import BoundaryLog, LogKey
 from everstep.schedule.actions import Kind
 from everstep.training.stage_log import StageLog
