@@ -16,7 +16,7 @@ TRAIN = """
     import os, sys, time
     from everstep.launch.context import current_worker
     from everstep.membership import messages as m
-from everstep.membership.facts import JobFacts, StageProfile
+    from everstep.membership.facts import JobFacts, StageProfile
 
     context = current_worker()
     client = context.connect(data_address=context.host + ":1")
