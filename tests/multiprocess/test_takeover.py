@@ -105,13 +105,16 @@ class Cluster:
                 process.wait()
         self._output.close()
 
-    def check(self, *, lives: int, clip_norm: float | None = None) -> None:
+    def check(
+        self, *, lives: int, clip_norm: float | None = None, is_anybody_left: bool = True
+    ) -> None:
         steps = self.of("step")
         assert [event["step"] for event in steps] == list(range(STEPS))
         losses = [event["loss"] for event in steps]
         assert losses == pytest.approx(reference(clip_norm), rel=RELATIVE)
         assert len(self.of("started")) == lives
-        assert len(self.of("took_over")) == lives - 1
+        if is_anybody_left:
+            assert len(self.of("took_over")) == lives - 1
         assert len(self.of("finished")) == 1
 
 
@@ -194,12 +197,13 @@ def test_a_loss_that_was_being_handled_is_handled_by_the_next_coordinator(
 
 
 def test_a_coordinator_that_misses_the_last_steps_still_ends_the_job(cluster: Cluster) -> None:
+    """It may find workers that have finished, or only their agent, which saw them end well."""
     cluster.wait_steps(STEPS)
     cluster.kill_coordinator()
     time.sleep(0.5)
     cluster.start_coordinator_again()
     cluster.wait_end()
-    cluster.check(lives=2)
+    cluster.check(lives=2, is_anybody_left=False)
 
 
 def test_steps_that_are_taken_again_survive_a_take_over(tmp_path: Path) -> None:
