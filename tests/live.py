@@ -10,6 +10,7 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,8 +94,9 @@ class Live:
         pids = self.left_behind()
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in pids:
-                os.kill(pid, number)
-        self.process.wait()
+                with suppress(ProcessLookupError):  # it has ended meanwhile
+                    os.kill(pid, number)
+        self.process.wait(LIVE_WITHIN_S)
 
     def left_behind(self) -> list[int]:
         """Every process that descends from the command, itself included. Zombies do not count."""

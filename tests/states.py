@@ -13,6 +13,7 @@ from everstep.checkpoint.layout import Part
 from everstep.checkpoint.restore import Found
 from everstep.checkpoint.state import FlatState, flatten, unflatten
 
+PART_WITHIN_S = 60.0
 SHAPES = {"model/a": (64, 33), "model/b": (1000,), "optimizer/m": (7, 5, 3), "scalar": ()}
 
 
@@ -42,7 +43,9 @@ def save_a_part(pipe: Connection, directory: Path) -> None:
     """In a process of its own: the first of two parts. Says so, and waits for the other."""
     engine = Engine(directory, part=Part(0, 2, run="r"), settings=EngineSettings(probe_bytes=0))
     engine.save(1, state_of(1))
+    deadline_s = time.monotonic() + PART_WITHIN_S
     while not list(directory.glob(".step-*.partial/part-*")):
+        assert time.monotonic() < deadline_s, f"no part in {PART_WITHIN_S} s"
         time.sleep(0.01)
     pipe.send(1)
-    engine.wait(float("inf"))
+    engine.wait(PART_WITHIN_S)
