@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from xxhash import xxh3_64
 
+from everstep.checkpoint.cached_pages import CachedPages
 from everstep.checkpoint.image import PAGE_BYTES
 from everstep.checkpoint.manifest import BLOCK_BYTES
 
@@ -81,6 +82,7 @@ def _memory_of(tensor: torch.Tensor) -> memoryview:
 class _File:
     def __init__(self, path: Path) -> None:
         self._cached = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._pages = CachedPages(self._cached)
         try:
             self._direct: int | None = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
         except OSError:
@@ -88,13 +90,7 @@ class _File:
 
     def read(self, chunk: memoryview, at: int, bounce: memoryview) -> int:
         """How many bytes of `chunk` were filled; `bounce` is aligned, and a page longer."""
-        if self._direct is None:
-            return os.preadv(self._cached, [chunk], at)
-        try:
-            return os.preadv(self._cached, [chunk], at, os.RWF_NOWAIT)
-        except BlockingIOError:
-            pass
-        except OSError:  # A file system that cannot say what is cached.
+        if self._direct is None or self._pages.hold(at, len(chunk)):
             return os.preadv(self._cached, [chunk], at)
         skip = at % PAGE_BYTES
         wanted = -(-(skip + len(chunk)) // PAGE_BYTES) * PAGE_BYTES
@@ -104,6 +100,7 @@ class _File:
         return filled
 
     def close(self) -> None:
+        self._pages.close()
         os.close(self._cached)
         if self._direct is not None:
             os.close(self._direct)
