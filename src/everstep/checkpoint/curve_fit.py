@@ -13,7 +13,7 @@ Knows nothing of time; pure.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 from typing import TypeAlias
@@ -32,6 +32,11 @@ _HUBER = 1.5
 """Residuals above so many standard deviations count linearly: a spike must not bend the curve."""
 _REWEIGHTINGS = 3
 _NEVER = np.inf
+
+_MOST_MOVES = 50
+_DAMPING, _EASED = 1e-3, 8.0
+_SETTLED = 1e-9
+"""A move that lowers the price by a smaller share is the last."""
 
 
 class Family(StrEnum):
@@ -103,6 +108,15 @@ class _Fit:
 
     def at(self, x: Floats) -> Floats:
         return self.floor + self.drop * _shape(self.family, x, self.rate, self.offset)
+
+    @property
+    def values(self) -> Floats:
+        """What is polished."""
+        return np.array([self.floor, self.drop, math.log(self.rate), math.log(self.offset)])
+
+    def moved_to(self, values: Floats) -> _Fit:
+        floor, drop, rate, offset = map(float, values)
+        return replace(self, floor=floor, drop=drop, rate=math.exp(rate), offset=math.exp(offset))
 
 
 def fit_curve(steps: Floats, losses: Floats, counts: Floats) -> Curve | None:
@@ -218,34 +232,55 @@ def _linear(shapes: Floats, y: Floats, weight: Floats) -> tuple[Floats, Floats]:
 
 
 def _polish(points: Points, start: _Fit) -> _Fit:
-    """Moves the grid's winner to the nearest best fit; keeps it when that does not stay falling."""
-    from scipy.optimize import least_squares
+    """Moves the grid's winner to the nearest best fit; keeps it when that does not stay falling.
 
-    root = np.sqrt(points.weight)
-    has_offset = start.family is Family.POWER_LAW
-
-    def fit_of(values: Floats) -> _Fit:
-        return _Fit(
-            family=start.family,
-            floor=float(values[0]),
-            drop=float(values[1]),
-            rate=float(np.exp(values[2])),
-            offset=float(np.exp(values[3])) if has_offset else 1.0,
-        )
-
-    def misses(values: Floats) -> Floats:
-        return root * (points.y - fit_of(values).at(points.x))
-
-    at = [start.floor, start.drop, np.log(start.rate)] + [np.log(start.offset)] * has_offset
+    By the steps of Levenberg and Marquardt, along the walls of a box around the start.
+    """
     # Half a grid cell or so: further away another cell would have won.
-    room = np.array([0.5, 0.5, 0.25] + [0.5] * has_offset)
-    found = least_squares(
-        misses,
-        np.array(at),
-        bounds=(at - room, at + room),
-        loss="soft_l1",
-        f_scale=_HUBER * points.noise * float(np.median(root)),
-        max_nfev=25,
-    )
-    fit = fit_of(found.x)
+    room = np.array([0.5, 0.5, 0.25, 0.5 if start.family is Family.POWER_LAW else 0.0])
+    low, high = start.values - room, start.values + room
+    bend = _HUBER * points.noise * float(np.median(np.sqrt(points.weight)))
+    fit, price, damping = start, _price(points, start, bend), _DAMPING
+    for _ in range(_MOST_MOVES):
+        normal, pull = _normal_equations(points, fit, bend)
+        values = fit.values
+        is_free = np.where(pull > 0, values < high, values > low)
+        normal[np.diag_indices_from(normal)] *= 1 + damping
+        # Whatever is at a wall and pulled against it stays there.
+        normal[~is_free], pull[~is_free] = np.eye(len(values))[~is_free], 0.0
+        move = np.linalg.lstsq(normal, pull, rcond=None)[0]
+        tried = start.moved_to(np.clip(values + move, low, high))
+        tried_price = _price(points, tried, bend)
+        if tried_price < price:
+            is_settled = price - tried_price < _SETTLED * price
+            fit, price, damping = tried, tried_price, damping / _EASED
+            if is_settled:
+                break
+        else:
+            damping *= _EASED
     return fit if fit.drop > 0 else start
+
+
+def _price(points: Points, fit: _Fit, bend: float) -> float:
+    """Squares of the misses, beyond `bend` their sizes: a smooth Huber."""
+    ratio = (points.y - fit.at(points.x)) / bend
+    return float((np.sqrt(1.0 + points.weight * ratio * ratio) - 1.0).sum())
+
+
+def _normal_equations(points: Points, fit: _Fit, bend: float) -> tuple[Floats, Floats]:
+    """Of the linear fit that the next values come from; far misses weigh less."""
+    shape = _shape(fit.family, points.x, fit.rate, fit.offset)
+    by_rate, by_offset = _log_slopes(fit, points.x)
+    fallen = fit.drop * shape
+    slopes = np.stack((np.ones_like(shape), shape, fallen * by_rate, fallen * by_offset))
+    miss = points.y - fit.floor - fallen
+    weighted = slopes * points.weight / np.sqrt(1.0 + points.weight * (miss / bend) ** 2)
+    return weighted @ slopes.T, weighted @ miss
+
+
+def _log_slopes(fit: _Fit, x: Floats) -> tuple[Floats, Floats]:
+    """How the logarithm of the shape changes with those of the rate and of the offset."""
+    if fit.family is Family.EXPONENTIAL:
+        return -fit.rate * x, np.zeros_like(x)
+    ratio = x / fit.offset
+    return -fit.rate * np.log1p(ratio), fit.rate * ratio / (1.0 + ratio)
