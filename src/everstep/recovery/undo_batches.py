@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -30,6 +30,18 @@ _CPU_BATCH_ELEMENTS = 1 << 18
 _DEVICE_BATCH_ELEMENTS = 1 << 25
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What one batch's running sums lost, still being worked out by the device."""
+
+    ratios: Tensors
+    """What the step added over what remained without it."""
+    largest: Tensor
+    """The largest of the ratios; NaN if any of them is."""
+    remaining: Tensors
+    scale: float
+
+
 @dataclass(slots=True)
 class Tally:
     """What the rules noticed about the numbers they took back."""
@@ -38,25 +50,37 @@ class Tally:
     num_cancelled: int = 0
     extremes: list[Tensor] = field(default_factory=list)
     """One number for each tensor that was looked at: not finite if any element was not."""
+    pending: Look | None = None
 
     def note_cancellation(self, added: Tensors, remaining: Tensors, *, scale: float) -> None:
         """Looks at `scale * added / remaining` of a running sum; `added` is overwritten."""
         torch._foreach_div_(added, remaining)
-        largest = _largest(added)
-        if math.isnan(largest):
-            self.note_finite(remaining)
-            # Zero over zero is an element that has never had a gradient: nothing was cancelled.
-            cleaned = [ratio.nan_to_num_(0.0, posinf=math.inf) for ratio in added]
-            largest = _largest(cleaned)
-        self.largest_cancellation = max(self.largest_cancellation, scale * largest)
-        if scale * largest > CANCELLATION_LIMIT:
-            limit = CANCELLATION_LIMIT / scale
-            self.num_cancelled += sum(int((ratio > limit).sum()) for ratio in added)
+        largest = torch.stack(list(torch._foreach_max(added))).amax()
+        # The answer is read one batch late, so that a device is never idle while it is waited for.
+        self.settle()
+        self.pending = Look(ratios=added, largest=largest, remaining=remaining, scale=scale)
+
+    def settle(self) -> None:
+        """Reads what the last look has found; waits for the device."""
+        if self.pending is None:
+            return
+        look, self.pending = self.pending, None
+        largest = look.largest.item()
+        if not look.scale * largest <= CANCELLATION_LIMIT:
+            ratios = torch.cat([ratio.reshape(-1) for ratio in look.ratios])
+            if math.isnan(largest):
+                self.note_finite(look.remaining)
+                # Zero over zero is an element that never had a gradient: nothing was cancelled.
+                largest = ratios.nan_to_num_(0.0, posinf=math.inf).amax().item()
+            self.num_cancelled += int((look.scale * ratios > CANCELLATION_LIMIT).sum())
+        self.largest_cancellation = max(self.largest_cancellation, look.scale * largest)
 
     def note_finite(self, tensors: Tensors) -> None:
         """Looks for NaN and infinity; `is_finite` gives the answer, without a wait for each."""
         if tensors[0].device.type == "cpu":
-            self.extremes += [tensor.sum() for tensor in tensors]
+            # Half precision would overflow in a sum of numbers that are all finite.
+            dtype = torch.promote_types(tensors[0].dtype, torch.float32)
+            self.extremes += [tensor.sum(dtype=dtype) for tensor in tensors]
         else:  # a few launches for all, where the processor is faster one by one
             self.extremes += torch._foreach_norm(tensors, math.inf)
 
@@ -67,7 +91,9 @@ class Tally:
         for extreme in self.extremes:
             by_kind[extreme.device, extreme.dtype].append(extreme)
         # One transfer for all of a device: a GPU would be waited for a hundred times otherwise.
-        return all(bool(torch.stack(same).isfinite().all()) for same in by_kind.values())
+        return all(
+            math.isfinite(torch.stack(same).abs_().amax().item()) for same in by_kind.values()
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,36 +122,49 @@ class Batch:
         return round(self.scalars["step"])
 
 
-@dataclass(frozen=True, slots=True)
-class BucketKey:
+class BucketKey(NamedTuple):
     """What the parameters of one bucket have in common."""
 
     group: int
     device: torch.device
     dtype: torch.dtype
-    scalars: tuple[tuple[str, float], ...]
+    scalars: tuple[float, ...]
+    """In the order in which the rule names them."""
     tensors: tuple[str, ...]
-    is_first: bool
+    is_new: bool
+    """The record says that there was no state before the step."""
+
+
+State: TypeAlias = dict[str, Any]
+Member: TypeAlias = tuple[Tensor, State]
+"""A parameter and its optimizer state."""
+
+Row: TypeAlias = tuple[Tensor, ...]
+"""A (piece of a) parameter, its gradient and the tensors of its state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """All parameters that may share a batch, before they are cut to size."""
+    """All parameters that may share a batch, and how they are cut into batches."""
 
     key: BucketKey
     hyper: Hyper
-    params: list[Tensor] = field(default_factory=list)
-    states: list[Mapping[str, Any]] = field(default_factory=list)
+    scalars: Mapping[str, float]
+    members: list[Member]
+    packs: list[list[Row]]
+    """The rows of each batch."""
 
-    def batches(self, *, whole: bool, has_params: bool, tally: Tally) -> Iterator[Batch]:
-        """Yields the bucket in batches; `whole` forbids cutting a tensor into pieces."""
-        limit = _CPU_BATCH_ELEMENTS if self.key.device.type == "cpu" else _DEVICE_BATCH_ELEMENTS
-        for rows in _packed(self._pieces(limit, whole=whole), limit):
-            params, grads, *columns = (list(column) for column in zip(*rows, strict=True))
+    @property
+    def is_first(self) -> bool:
+        return self.key.is_new or self.scalars.get("step") == 1
+
+    def batches(self, *, has_params: bool, tally: Tally) -> Iterator[Batch]:
+        for pack in self.packs:
+            params, grads, *columns = (list(column) for column in zip(*pack, strict=True))
             yield Batch(
                 hyper=self.hyper,
-                scalars=dict(self.key.scalars),
-                is_first=self.key.is_first,
+                scalars=self.scalars,
+                is_first=self.is_first,
                 has_params=has_params,
                 params=params,
                 grads=list(torch._foreach_neg(grads)) if self.hyper.get("maximize") else grads,
@@ -133,15 +172,32 @@ class Bucket:
                 tally=tally,
             )
 
-    def _pieces(self, limit: int, *, whole: bool) -> Iterator[tuple[Tensor, ...]]:
-        for param, state in zip(self.params, self.states, strict=True):
-            assert param.grad is not None
-            row = (param, param.grad, *(state[name] for name in self.key.tensors))
-            row = tuple(_real(tensor) for tensor in row)
-            if whole or row[0].numel() <= limit or not all(t.is_contiguous() for t in row):
-                yield row
-            else:
-                yield from zip(*(tensor.view(-1).split(limit) for tensor in row), strict=True)
+
+def pack_rows(key: BucketKey, members: list[Member], *, whole: bool) -> list[list[Row]]:
+    """Cuts the tensors of a bucket into batches; `whole` forbids to cut a tensor into pieces."""
+    limit = _CPU_BATCH_ELEMENTS if key.device.type == "cpu" else _DEVICE_BATCH_ELEMENTS
+    packs: list[list[Row]] = []
+    room = 0
+    for param, state in members:
+        row = (param, param.grad, *[state[name] for name in key.tensors])
+        if key.dtype.is_complex:
+            row = tuple(torch.view_as_real(tensor) for tensor in row)
+        for piece in [row] if whole else _pieces(row, limit):
+            num_elements = piece[0].numel()
+            if num_elements == 0:
+                continue
+            if num_elements > room:
+                packs.append([])
+                room = limit
+            packs[-1].append(piece)
+            room -= num_elements
+    return packs
+
+
+def _pieces(row: Row, limit: int) -> Iterable[Row]:
+    if row[0].numel() <= limit or not all(tensor.is_contiguous() for tensor in row):
+        return [row]
+    return zip(*(torch.split(tensor.view(-1), limit) for tensor in row), strict=True)
 
 
 def numbers(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -150,37 +206,13 @@ def numbers(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def scalar_values(states: Sequence[Mapping[str, Any]], name: str) -> list[float]:
-    """Reads one scalar of many states with one transfer, wherever the scalars live."""
+    """Reads one scalar of many states, with one transfer where they live on one device."""
     values = [state[name] for state in states]
-    tensors = [value for value in values if isinstance(value, Tensor)]
-    if not values or len(tensors) < len(values):
+    kinds = {(v.device, v.dtype, v.shape) if isinstance(v, Tensor) else None for v in values}
+    if len(kinds) != 1 or None in kinds:
         return [float(value) for value in values]
-    if len({(tensor.device, tensor.dtype) for tensor in tensors}) > 1:
-        return [float(tensor) for tensor in tensors]
-    read: list[float] = torch.stack([tensor.reshape(()) for tensor in tensors]).tolist()
+    read: list[float] = torch.stack(values).reshape(-1).tolist()
     return read
-
-
-def _packed(rows: Iterator[tuple[Tensor, ...]], limit: int) -> Iterator[list[tuple[Tensor, ...]]]:
-    pack: list[tuple[Tensor, ...]] = []
-    num_elements = 0
-    for row in rows:
-        if pack and num_elements + row[0].numel() > limit:
-            yield pack
-            pack, num_elements = [], 0
-        if row[0].numel() > 0:
-            pack.append(row)
-            num_elements += row[0].numel()
-    if pack:
-        yield pack
-
-
-def _largest(tensors: Tensors) -> float:
-    return float(torch.stack(list(torch._foreach_max(tensors))).amax().item())
-
-
-def _real(tensor: Tensor) -> Tensor:
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _number(value: Any) -> Any:
