@@ -49,7 +49,7 @@ class Tally:
     largest_cancellation: float = 0.0
     num_cancelled: int = 0
     extremes: list[Tensor] = field(default_factory=list)
-    """One number for each tensor that was looked at: not finite if any element was not."""
+    """Numbers that are not finite if any element that was looked at was not."""
     pending: Look | None = None
 
     def note_cancellation(self, added: Tensors, remaining: Tensors, *, scale: float) -> None:
@@ -82,7 +82,7 @@ class Tally:
             dtype = torch.promote_types(tensors[0].dtype, torch.float32)
             self.extremes += [tensor.sum(dtype=dtype) for tensor in tensors]
         else:  # a few launches for all, where the processor is faster one by one
-            self.extremes += torch._foreach_norm(tensors, math.inf)
+            self.extremes.append(torch.stack(torch._foreach_norm(tensors, math.inf)).amax())
 
     @property
     def is_finite(self) -> bool:
@@ -90,7 +90,7 @@ class Tally:
         by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
         for extreme in self.extremes:
             by_kind[extreme.device, extreme.dtype].append(extreme)
-        # One transfer for all of a device: a GPU would be waited for a hundred times otherwise.
+        # One transfer for all of a device: a GPU would be waited for many times otherwise.
         return all(
             math.isfinite(torch.stack(same).abs_().amax().item()) for same in by_kind.values()
         )
@@ -123,9 +123,8 @@ class Batch:
 
 
 class BucketKey(NamedTuple):
-    """What the parameters of one bucket have in common."""
+    """What the parameters of one bucket have in common, within a param group."""
 
-    group: int
     device: torch.device
     dtype: torch.dtype
     scalars: tuple[float, ...]
@@ -147,6 +146,7 @@ Row: TypeAlias = tuple[Tensor, ...]
 class Bucket:
     """All parameters that may share a batch, and how they are cut into batches."""
 
+    group: int
     key: BucketKey
     hyper: Hyper
     scalars: Mapping[str, float]
@@ -208,11 +208,18 @@ def numbers(group: Mapping[str, Any]) -> dict[str, Any]:
 def scalar_values(states: Sequence[Mapping[str, Any]], name: str) -> list[float]:
     """Reads one scalar of many states, with one transfer where they live on one device."""
     values = [state[name] for state in states]
-    kinds = {(v.device, v.dtype, v.shape) if isinstance(v, Tensor) else None for v in values}
+    kinds = {_kind_on_device(value) for value in values}
     if len(kinds) != 1 or None in kinds:
         return [float(value) for value in values]
     read: list[float] = torch.stack(values).reshape(-1).tolist()
     return read
+
+
+def _kind_on_device(value: Any) -> tuple[Any, ...] | None:
+    """None for what can be read without waiting for a device."""
+    if not isinstance(value, Tensor) or value.is_cpu:
+        return None
+    return value.device, value.dtype, value.shape
 
 
 def _number(value: Any) -> Any:

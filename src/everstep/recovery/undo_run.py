@@ -149,32 +149,36 @@ class Undoing:
                 raise self._cannot(obstacle.sentence)
         return self.rule
 
-    def _buckets(self, index: int, params: list[Tensor], rule: Rule) -> Iterator[Bucket]:
+    def _buckets(self, index: int, params: list[Tensor], rule: Rule) -> list[Bucket]:
         """Sorts the stepped parameters of a group into buckets that share all that matters."""
-        if any(param.grad is not None and param.grad.is_sparse for param in params):
-            raise self._cannot("a gradient is sparse", what_to_do=KEEP_ALL)
         had_state = None if self.record is None else self.record.had_state
         states = [self.optimizer.state.get(param, {}) for param in params]
-        members: dict[BucketKey, list[Member]] = defaultdict(list)
-        for param, state, scalars in zip(params, states, self._scalars(states, rule), strict=True):
-            key = BucketKey(
-                group=index,
-                device=param.device,
-                dtype=param.dtype,
-                scalars=scalars,
-                tensors=tuple([name for name in rule.tensors if _is_tensor(state.get(name))]),
-                is_new=had_state is not None and id(param) not in had_state,
-            )
-            members[key].append((param, state))
-        for key, alike in members.items():
-            scalars_by_name = dict(zip(rule.scalars, key.scalars, strict=True))
-            yield Bucket(
-                key=key,
-                hyper=self.hypers[index],
-                scalars=scalars_by_name,
-                members=alike,
-                packs=pack_rows(key, alike, whole=rule.needs_whole_tensors),
-            )
+        # By columns: sorting a hundred rows took longer than a GPU needs for the undo itself.
+        kinds = zip(
+            [param.device for param in params],
+            [param.dtype for param in params],
+            self._scalars(states, rule),
+            [tuple([n for n in rule.tensors if _is_tensor(state.get(n))]) for state in states],
+            [had_state is not None and id(param) not in had_state for param in params],
+            strict=True,
+        )
+        members: dict[tuple[Any, ...], list[Member]] = defaultdict(list)
+        for kind, param, state in zip(kinds, params, states, strict=True):
+            members[kind].append((param, state))
+        return [self._bucket(index, BucketKey(*kind), alike) for kind, alike in members.items()]
+
+    def _bucket(self, index: int, key: BucketKey, members: list[Member]) -> Bucket:
+        assert self.rule is not None
+        if any(param.grad is not None and param.grad.is_sparse for param, _ in members):
+            raise self._cannot("a gradient is sparse", what_to_do=KEEP_ALL)
+        return Bucket(
+            group=index,
+            key=key,
+            hyper=self.hypers[index],
+            scalars=dict(zip(self.rule.scalars, key.scalars, strict=True)),
+            members=members,
+            packs=pack_rows(key, members, whole=self.rule.needs_whole_tensors),
+        )
 
     def _scalars(self, states: list[State], rule: Rule) -> list[tuple[float, ...]]:
         """The scalars of each state, in the order in which the rule names them."""
@@ -200,7 +204,7 @@ class Undoing:
             )
 
     def _has_params(self, bucket: Bucket) -> bool:
-        return PARAM in (self._kept(bucket.key.group) or ())
+        return PARAM in (self._kept(bucket.group) or ())
 
     def _batches(self, bucket: Bucket) -> Iterator[Batch]:
         return bucket.batches(has_params=self._has_params(bucket), tally=self.tally)
@@ -230,7 +234,7 @@ class Undoing:
                     _fill(state[name], value)
         if self.record is None:
             self._drop_first(bucket, rule)
-        elif self._kept(bucket.key.group):
+        elif self._kept(bucket.group):
             for param, state in bucket.members:
                 restore_state(state, self.record.copies[id(param)], is_everything=False)
 
