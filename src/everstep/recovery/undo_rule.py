@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from everstep.recovery.undo_batches import Batch, Hyper, Tensors
+from everstep.recovery.undo_batches import Batch, Hyper
+from everstep.recovery.undo_tally import Tensors
 
 Scalars: TypeAlias = Mapping[str, float]
 

@@ -16,14 +16,12 @@ from torch.optim.optimizer import _default_to_fused_or_foreach
 
 from everstep.core.errors import CannotUndo, ConfigError
 from everstep.recovery.undo_batches import (
-    CANCELLATION_LIMIT,
     Batch,
     Bucket,
     BucketKey,
     Hyper,
     Member,
     State,
-    Tally,
     numbers,
     pack_rows,
     scalar_values,
@@ -35,6 +33,7 @@ from everstep.recovery.undo_record import (
     restore_state,
 )
 from everstep.recovery.undo_rule import AMPLIFICATION_LIMIT, PARAM, Rule
+from everstep.recovery.undo_tally import CANCELLATION_LIMIT, Tally
 
 KEEP_SOME = "keep copies of the missing tensors with remember(..., keep=Keep.MISSING)"
 KEEP_ALL = "keep a copy of everything with remember(..., keep=Keep.EVERYTHING)"
