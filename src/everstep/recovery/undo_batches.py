@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -104,21 +105,24 @@ class Bucket:
 def pack_rows(key: BucketKey, members: list[Member], *, whole: bool) -> list[list[Row]]:
     """Cuts the tensors of a bucket into batches; `whole` forbids to cut a tensor into pieces."""
     limit = _CPU_BATCH_ELEMENTS if key.device.type == "cpu" else _DEVICE_BATCH_ELEMENTS
+    columns: list[list[Any]] = [[param for param, _ in members], [p.grad for p, _ in members]]
+    columns += [[state[name] for _, state in members] for name in key.tensors]
+    if key.dtype.is_complex:
+        columns = [[torch.view_as_real(tensor) for tensor in column] for column in columns]
+    rows: Iterable[Row] = zip(*columns, strict=True)
+    if not whole:
+        rows = chain.from_iterable(_pieces(row, limit) for row in rows)
     packs: list[list[Row]] = []
     room = 0
-    for param, state in members:
-        row = (param, param.grad, *[state[name] for name in key.tensors])
-        if key.dtype.is_complex:
-            row = tuple(torch.view_as_real(tensor) for tensor in row)
-        for piece in [row] if whole else _pieces(row, limit):
-            num_elements = piece[0].numel()
-            if num_elements == 0:
-                continue
-            if num_elements > room:
-                packs.append([])
-                room = limit
-            packs[-1].append(piece)
-            room -= num_elements
+    for row in rows:
+        num_elements = row[0].numel()
+        if num_elements == 0:
+            continue
+        if num_elements > room:
+            packs.append([])
+            room = limit
+        packs[-1].append(row)
+        room -= num_elements
     return packs
 
 
