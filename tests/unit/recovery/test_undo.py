@@ -556,6 +556,25 @@ def test_large_tensors_are_taken_back_in_pieces() -> None:
     assert_back(optimizer, before)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("capturable", [False, True])
+def test_on_a_device_each_of_several_batches_comes_back_and_is_counted(capturable: bool) -> None:
+    params = [torch.nn.Parameter(torch.randn(12_000_000, device="cuda") * 0.1) for _ in range(4)]
+    optimizer = torch.optim.Adam(params, capturable=capturable)
+    for param in params:
+        param.grad = torch.full_like(param, 1e-3)
+    optimizer.step()
+    before = snapshot(optimizer)
+    for param in params:
+        assert param.grad is not None
+        param.grad[7] = 10.0
+    optimizer.step()
+    report = undo(optimizer)
+    assert report.num_cancelled == len(params)
+    torch.testing.assert_close([p.detach() for p in params], before[0], rtol=1e-6, atol=1e-7)
+    assert all(optimizer.state[param]["step"].item() == 1 for param in params)
+
+
 def test_complex_and_oddly_laid_out_parameters_come_back() -> None:
     params = [
         torch.nn.Parameter(torch.randn(4, 3, dtype=torch.complex64)),
