@@ -6,68 +6,23 @@ scalars (step counter and the like), and is small: what a rule allocates while i
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
+from everstep.recovery.undo_tally import Tally
+
 Hyper: TypeAlias = Mapping[str, Any]
 """The entries of a param group without its parameters, tensors turned into numbers."""
-
-Tensors: TypeAlias = list[Tensor] | tuple[Tensor, ...]
-"""What torch's foreach functions take."""
-
-CANCELLATION_LIMIT = 1e3
-"""Above this ratio of added to remaining, three of seven fp32 digits of a running sum are gone."""
 
 # A batch of this size stays in the processor's cache over the dozen passes of a rule; an
 # accelerator wants large launches instead.
 _CPU_BATCH_ELEMENTS = 1 << 18
 _DEVICE_BATCH_ELEMENTS = 1 << 25
-
-
-@dataclass(slots=True)
-class Tally:
-    """What the rules noticed about the numbers they took back."""
-
-    largest_cancellation: float = 0.0
-    num_cancelled: int = 0
-    extremes: list[Tensor] = field(default_factory=list)
-    """One number for each tensor that was looked at: not finite if any element was not."""
-
-    def note_cancellation(self, added: Tensors, remaining: Tensors, *, scale: float) -> None:
-        """Looks at `scale * added / remaining` of a running sum; `added` is overwritten."""
-        torch._foreach_div_(added, remaining)
-        largest = _largest(added)
-        if math.isnan(largest):
-            self.note_finite(remaining)
-            # Zero over zero is an element that has never had a gradient: nothing was cancelled.
-            cleaned = [ratio.nan_to_num_(0.0, posinf=math.inf) for ratio in added]
-            largest = _largest(cleaned)
-        self.largest_cancellation = max(self.largest_cancellation, scale * largest)
-        if scale * largest > CANCELLATION_LIMIT:
-            limit = CANCELLATION_LIMIT / scale
-            self.num_cancelled += sum(int((ratio > limit).sum()) for ratio in added)
-
-    def note_finite(self, tensors: Tensors) -> None:
-        """Looks for NaN and infinity; `is_finite` gives the answer, without a wait for each."""
-        if tensors[0].device.type == "cpu":
-            self.extremes += [tensor.sum() for tensor in tensors]
-        else:  # a few launches for all, where the processor is faster one by one
-            self.extremes += torch._foreach_norm(tensors, math.inf)
-
-    @property
-    def is_finite(self) -> bool:
-        """False when a gradient was not, or its square: then the step destroyed what it reached."""
-        by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
-        for extreme in self.extremes:
-            by_kind[extreme.device, extreme.dtype].append(extreme)
-        # One transfer for all of a device: a GPU would be waited for a hundred times otherwise.
-        return all(bool(torch.stack(same).isfinite().all()) for same in by_kind.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,36 +51,49 @@ class Batch:
         return round(self.scalars["step"])
 
 
-@dataclass(frozen=True, slots=True)
-class BucketKey:
-    """What the parameters of one bucket have in common."""
+class BucketKey(NamedTuple):
+    """What the parameters of one bucket have in common, within a param group."""
 
-    group: int
     device: torch.device
     dtype: torch.dtype
-    scalars: tuple[tuple[str, float], ...]
+    scalars: tuple[float, ...]
+    """In the order in which the rule names them."""
     tensors: tuple[str, ...]
-    is_first: bool
+    is_new: bool
+    """The record says that there was no state before the step."""
+
+
+State: TypeAlias = dict[str, Any]
+Member: TypeAlias = tuple[Tensor, State]
+"""A parameter and its optimizer state."""
+
+Row: TypeAlias = tuple[Tensor, ...]
+"""A (piece of a) parameter, its gradient and the tensors of its state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """All parameters that may share a batch, before they are cut to size."""
+    """All parameters that may share a batch, and how they are cut into batches."""
 
+    group: int
     key: BucketKey
     hyper: Hyper
-    params: list[Tensor] = field(default_factory=list)
-    states: list[Mapping[str, Any]] = field(default_factory=list)
+    scalars: Mapping[str, float]
+    members: list[Member]
+    packs: list[list[Row]]
+    """The rows of each batch."""
 
-    def batches(self, *, whole: bool, has_params: bool, tally: Tally) -> Iterator[Batch]:
-        """Yields the bucket in batches; `whole` forbids cutting a tensor into pieces."""
-        limit = _CPU_BATCH_ELEMENTS if self.key.device.type == "cpu" else _DEVICE_BATCH_ELEMENTS
-        for rows in _packed(self._pieces(limit, whole=whole), limit):
-            params, grads, *columns = (list(column) for column in zip(*rows, strict=True))
+    @property
+    def is_first(self) -> bool:
+        return self.key.is_new or self.scalars.get("step") == 1
+
+    def batches(self, *, has_params: bool, tally: Tally) -> Iterator[Batch]:
+        for pack in self.packs:
+            params, grads, *columns = (list(column) for column in zip(*pack, strict=True))
             yield Batch(
                 hyper=self.hyper,
-                scalars=dict(self.key.scalars),
-                is_first=self.key.is_first,
+                scalars=self.scalars,
+                is_first=self.is_first,
                 has_params=has_params,
                 params=params,
                 grads=list(torch._foreach_neg(grads)) if self.hyper.get("maximize") else grads,
@@ -133,15 +101,35 @@ class Bucket:
                 tally=tally,
             )
 
-    def _pieces(self, limit: int, *, whole: bool) -> Iterator[tuple[Tensor, ...]]:
-        for param, state in zip(self.params, self.states, strict=True):
-            assert param.grad is not None
-            row = (param, param.grad, *(state[name] for name in self.key.tensors))
-            row = tuple(_real(tensor) for tensor in row)
-            if whole or row[0].numel() <= limit or not all(t.is_contiguous() for t in row):
-                yield row
-            else:
-                yield from zip(*(tensor.view(-1).split(limit) for tensor in row), strict=True)
+
+def pack_rows(key: BucketKey, members: list[Member], *, whole: bool) -> list[list[Row]]:
+    """Cuts the tensors of a bucket into batches; `whole` forbids to cut a tensor into pieces."""
+    limit = _CPU_BATCH_ELEMENTS if key.device.type == "cpu" else _DEVICE_BATCH_ELEMENTS
+    columns: list[list[Any]] = [[param for param, _ in members], [p.grad for p, _ in members]]
+    columns += [[state[name] for _, state in members] for name in key.tensors]
+    if key.dtype.is_complex:
+        columns = [[torch.view_as_real(tensor) for tensor in column] for column in columns]
+    rows: Iterable[Row] = zip(*columns, strict=True)
+    if not whole:
+        rows = chain.from_iterable(_pieces(row, limit) for row in rows)
+    packs: list[list[Row]] = []
+    room = 0
+    for row in rows:
+        num_elements = row[0].numel()
+        if num_elements == 0:
+            continue
+        if num_elements > room:
+            packs.append([])
+            room = limit
+        packs[-1].append(row)
+        room -= num_elements
+    return packs
+
+
+def _pieces(row: Row, limit: int) -> Iterable[Row]:
+    if row[0].numel() <= limit or not all(tensor.is_contiguous() for tensor in row):
+        return [row]
+    return zip(*(torch.split(tensor.view(-1), limit) for tensor in row), strict=True)
 
 
 def numbers(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -150,37 +138,20 @@ def numbers(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def scalar_values(states: Sequence[Mapping[str, Any]], name: str) -> list[float]:
-    """Reads one scalar of many states with one transfer, wherever the scalars live."""
+    """Reads one scalar of many states, with one transfer where they live on one device."""
     values = [state[name] for state in states]
-    tensors = [value for value in values if isinstance(value, Tensor)]
-    if not values or len(tensors) < len(values):
+    kinds = {_kind_on_device(value) for value in values}
+    if len(kinds) != 1 or None in kinds:
         return [float(value) for value in values]
-    if len({(tensor.device, tensor.dtype) for tensor in tensors}) > 1:
-        return [float(tensor) for tensor in tensors]
-    read: list[float] = torch.stack([tensor.reshape(()) for tensor in tensors]).tolist()
+    read: list[float] = torch.stack(values).reshape(-1).tolist()
     return read
 
 
-def _packed(rows: Iterator[tuple[Tensor, ...]], limit: int) -> Iterator[list[tuple[Tensor, ...]]]:
-    pack: list[tuple[Tensor, ...]] = []
-    num_elements = 0
-    for row in rows:
-        if pack and num_elements + row[0].numel() > limit:
-            yield pack
-            pack, num_elements = [], 0
-        if row[0].numel() > 0:
-            pack.append(row)
-            num_elements += row[0].numel()
-    if pack:
-        yield pack
-
-
-def _largest(tensors: Tensors) -> float:
-    return float(torch.stack(list(torch._foreach_max(tensors))).amax().item())
-
-
-def _real(tensor: Tensor) -> Tensor:
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+def _kind_on_device(value: Any) -> tuple[Any, ...] | None:
+    """None for what can be read without waiting for a device."""
+    if not isinstance(value, Tensor) or value.is_cpu:
+        return None
+    return value.device, value.dtype, value.shape
 
 
 def _number(value: Any) -> Any:

@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from everstep.recovery.undo_batches import Batch, Hyper, Tensors
+from everstep.recovery.undo_batches import Batch, Hyper
+from everstep.recovery.undo_tally import Tensors
 
 Scalars: TypeAlias = Mapping[str, float]
 
@@ -73,8 +74,10 @@ class Rule:
     """The scalars as they were before the step."""
     amplification: Callable[[Batch], float] | None = None
     """How much rounding would grow, measured before anything is changed."""
-    was_first: Callable[[Tensor, Mapping[str, Any], Hyper], bool] | None = None
-    """For state without a step counter: whether what came back is the state before any step."""
+    was_first: Callable[[Tensor, Mapping[str, Any], Hyper], Tensor] | None = None
+    """For state without a step counter: whether what came back is the state before any step.
+
+    A tensor of one boolean, so that nobody waits for a device in the middle."""
     first_state: Callable[[Hyper], Scalars] | None = None
     """For state that exists before the first step: what its tensors are filled with."""
     notes_cancellation: bool = True

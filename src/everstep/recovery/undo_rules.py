@@ -60,7 +60,7 @@ def _overwrites_grads(hyper: Hyper) -> bool:
     return bool(hyper["foreach"]) and hyper["weight_decay"] == 0 and not hyper["maximize"]
 
 
-def _sgd_was_first(param: Tensor, state: Mapping[str, Any], hyper: Hyper) -> bool:
+def _sgd_was_first(param: Tensor, state: Mapping[str, Any], hyper: Hyper) -> Tensor:
     """The first step sets the buffer to the decayed gradient, whatever the dampening."""
     assert param.grad is not None
     grad = -param.grad if hyper["maximize"] else param.grad
@@ -69,9 +69,9 @@ def _sgd_was_first(param: Tensor, state: Mapping[str, Any], hyper: Hyper) -> boo
     return _is_noise(rest, beside=applied)
 
 
-def _is_noise(rest: Tensor, *, beside: Tensor) -> bool:
+def _is_noise(rest: Tensor, *, beside: Tensor) -> Tensor:
     limit = 16 * torch.finfo(beside.dtype).eps
-    return bool(rest.abs().max() <= limit * beside.abs().max())
+    return rest.abs().max() <= limit * beside.abs().max()
 
 
 def _undo_rmsprop(batch: Batch) -> None:
@@ -143,29 +143,26 @@ def _adagrad_first_state(hyper: Hyper) -> Scalars:
 def _undo_adadelta(batch: Batch) -> None:
     """The old accumulator solves a linear equation: with k = g^2 / (v + eps),
 
-    acc' = rho * acc + (1 - rho) * (acc + eps) * k.
+    acc' + rho * eps = (acc + eps) * (rho + (1 - rho) * k).
     """
     rho, eps = batch.hyper["rho"], batch.hyper["eps"]
     grads = decayed_grads(batch, decay=batch.hyper["weight_decay"])
-    variances = list(torch._foreach_add(batch.state["square_avg"], eps))
     accumulated = batch.state["acc_delta"]
-    shares = torch._foreach_mul(grads, grads)
-    torch._foreach_div_(shares, variances)
-    torch._foreach_sub_(accumulated, shares, alpha=(1 - rho) * eps)
-    torch._foreach_mul_(shares, 1 - rho)
-    torch._foreach_add_(shares, rho)
-    torch._foreach_div_(accumulated, shares)
-    torch._foreach_clamp_min_(accumulated, 0.0)
+    variances = torch._foreach_add(batch.state["square_avg"], eps)
+    divisors = torch._foreach_mul(grads, grads)
+    torch._foreach_div_(divisors, variances)
+    torch._foreach_mul_(divisors, 1 - rho)
+    torch._foreach_add_(divisors, rho)
+    torch._foreach_add_(accumulated, rho * eps)
+    torch._foreach_div_(accumulated, divisors)
     if not batch.has_params:
-        scales = shares
-        torch._foreach_copy_(scales, accumulated)
-        torch._foreach_add_(scales, eps)
-        torch._foreach_div_(scales, variances)
-        torch._foreach_sqrt_(scales)
-        torch._foreach_addcmul_(batch.params, scales, grads, value=batch.lr)
+        torch._foreach_div_(variances, accumulated)
+        torch._foreach_sqrt_(variances)
+        torch._foreach_addcdiv_(batch.params, grads, variances, value=batch.lr)
+    torch._foreach_sub_(accumulated, eps)
+    torch._foreach_clamp_min_(accumulated, 0.0)
     if not batch.is_first:
-        torch._foreach_copy_(variances, grads)
-        undo_square_average(batch.state["square_avg"], variances, beta=rho, batch=batch)
+        undo_square_average(batch.state["square_avg"], grads, beta=rho, batch=batch)
 
 
 def _adadelta_obstacles(hyper: Hyper) -> Obstacles:
@@ -207,7 +204,7 @@ def _muon_amplification(batch: Batch) -> float:
     return math.inf if is_spoilt else 1.0
 
 
-def _muon_was_first(param: Tensor, state: Mapping[str, Any], hyper: Hyper) -> bool:
+def _muon_was_first(param: Tensor, state: Mapping[str, Any], hyper: Hyper) -> Tensor:
     assert param.grad is not None
     return _is_noise(state["momentum_buffer"] * hyper["momentum"], beside=param.grad)
 

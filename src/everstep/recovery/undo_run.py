@@ -5,7 +5,8 @@ Knows no formula: the rule has that. Nothing is changed before everything has be
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +16,14 @@ from torch.optim.optimizer import _default_to_fused_or_foreach
 
 from everstep.core.errors import CannotUndo, ConfigError
 from everstep.recovery.undo_batches import (
-    CANCELLATION_LIMIT,
     Batch,
     Bucket,
     BucketKey,
     Hyper,
-    Tally,
+    Member,
+    State,
     numbers,
+    pack_rows,
     scalar_values,
 )
 from everstep.recovery.undo_record import (
@@ -31,6 +33,7 @@ from everstep.recovery.undo_record import (
     restore_state,
 )
 from everstep.recovery.undo_rule import AMPLIFICATION_LIMIT, PARAM, Rule
+from everstep.recovery.undo_tally import CANCELLATION_LIMIT, Tally
 
 KEEP_SOME = "keep copies of the missing tensors with remember(..., keep=Keep.MISSING)"
 KEEP_ALL = "keep a copy of everything with remember(..., keep=Keep.EVERYTHING)"
@@ -96,12 +99,13 @@ class Undoing:
             params = [param for param in group["params"] if param.grad is not None]
             self.buckets += self._buckets(index, params, self._checked_rule(index, kept))
         for bucket in self.buckets:
-            self._check_numbers(bucket)
+            self._check_bucket(bucket)
 
     def run(self) -> UndoReport:
         """Changes everything that `check` has looked at, and puts copies back."""
         for bucket in self.buckets:
             self._invert(bucket)
+        self.tally.settle()
         exact = self._restore_everything()
         if self.record is not None:
             restore_circumstances(self.record)
@@ -113,7 +117,7 @@ class Undoing:
                 "a gradient holds NaN or infinity, and the step has destroyed what it reached",
                 what_to_do=f"copy the state from elsewhere; next time {KEEP_ALL}",
             )
-        params = [param for bucket in self.buckets for param in bucket.params] + exact
+        params = [param for bucket in self.buckets for param, _ in bucket.members] + exact
         return UndoReport(
             num_tensors=len(params),
             num_elements=sum(param.numel() for param in params),
@@ -128,7 +132,7 @@ class Undoing:
         hyper = numbers(group if self.record is None else self.record.groups[index])
         if self.lrs[index] is not None:
             hyper["lr"] = self.lrs[index]
-        if hyper.get("foreach") is None and hyper.get("fused") is None:
+        if hyper.get("nesterov") and hyper.get("foreach") is hyper.get("fused") is None:
             params = [param for param in group["params"] if param.grad is not None]
             _, hyper["foreach"] = _default_to_fused_or_foreach(params, differentiable=False)
         return hyper
@@ -146,44 +150,49 @@ class Undoing:
 
     def _buckets(self, index: int, params: list[Tensor], rule: Rule) -> list[Bucket]:
         """Sorts the stepped parameters of a group into buckets that share all that matters."""
+        had_state = None if self.record is None else self.record.had_state
         states = [self.optimizer.state.get(param, {}) for param in params]
-        for state in states:
-            missing = [name for name in rule.scalars if name not in state]
-            if missing:
-                raise self._cannot(f"a parameter has no {missing[0]} in its state: no step to undo")
-        columns = [scalar_values(states, name) for name in rule.scalars]
-        buckets: dict[BucketKey, Bucket] = {}
-        for row, (param, state) in enumerate(zip(params, states, strict=True)):
-            scalars = {
-                name: column[row] for name, column in zip(rule.scalars, columns, strict=True)
-            }
-            if scalars.get("step", 1.0) < 1:
-                raise self._cannot("its step counter is at 0: no step to undo")
-            key = BucketKey(
-                group=index,
-                device=param.device,
-                dtype=param.dtype,
-                scalars=tuple(scalars.items()),
-                tensors=tuple(name for name in rule.tensors if _is_tensor(state.get(name))),
-                is_first=self._is_first(param, scalars),
-            )
-            if rule.was_first is not None and self.hypers[index]["momentum"] and not key.tensors:
-                raise self._cannot("a parameter has no momentum buffer: no step to undo")
-            bucket = buckets.setdefault(key, Bucket(key=key, hyper=self.hypers[index]))
-            bucket.params.append(param)
-            bucket.states.append(state)
-        return list(buckets.values())
+        # By columns: sorting a hundred rows took longer than a GPU needs for the undo itself.
+        kinds = zip(
+            [param.device for param in params],
+            [param.dtype for param in params],
+            self._scalars(states, rule),
+            [tuple([n for n in rule.tensors if _is_tensor(state.get(n))]) for state in states],
+            [had_state is not None and id(param) not in had_state for param in params],
+            strict=True,
+        )
+        members: dict[tuple[Any, ...], list[Member]] = defaultdict(list)
+        for kind, param, state in zip(kinds, params, states, strict=True):
+            members[kind].append((param, state))
+        return [self._bucket(index, BucketKey(*kind), alike) for kind, alike in members.items()]
 
-    def _is_first(self, param: Tensor, scalars: Mapping[str, float]) -> bool:
-        if self.record is not None and id(param) not in self.record.had_state:
-            return True
-        return scalars.get("step") == 1
-
-    def _check_numbers(self, bucket: Bucket) -> None:
-        grads = [param.grad for param in bucket.params if param.grad is not None]
-        if any(grad.is_sparse for grad in grads):
-            raise self._cannot("a gradient is sparse", what_to_do=KEEP_ALL)
+    def _bucket(self, index: int, key: BucketKey, members: list[Member]) -> Bucket:
         assert self.rule is not None
+        if any(param.grad is not None and param.grad.is_sparse for param, _ in members):
+            raise self._cannot("a gradient is sparse", what_to_do=KEEP_ALL)
+        return Bucket(
+            group=index,
+            key=key,
+            hyper=self.hypers[index],
+            scalars=dict(zip(self.rule.scalars, key.scalars, strict=True)),
+            members=members,
+            packs=pack_rows(key, members, whole=self.rule.needs_whole_tensors),
+        )
+
+    def _scalars(self, states: list[State], rule: Rule) -> list[tuple[float, ...]]:
+        """The scalars of each state, in the order in which the rule names them."""
+        for name in rule.scalars:
+            if any(name not in state for state in states):
+                raise self._cannot(f"a parameter has no {name} in its state: no step to undo")
+        columns = [scalar_values(states, name) for name in rule.scalars]
+        return list(zip(*columns, strict=True)) if columns else [()] * len(states)
+
+    def _check_bucket(self, bucket: Bucket) -> None:
+        assert self.rule is not None
+        if bucket.scalars.get("step", 1.0) < 1:
+            raise self._cannot("its step counter is at 0: no step to undo")
+        if self.rule.was_first is not None and bucket.hyper["momentum"] and not bucket.key.tensors:
+            raise self._cannot("a parameter has no momentum buffer: no step to undo")
         if self.rule.amplification is not None and not self._has_params(bucket):
             for batch in self._batches(bucket):
                 self.amplification = max(self.amplification, self.rule.amplification(batch))
@@ -194,55 +203,51 @@ class Undoing:
             )
 
     def _has_params(self, bucket: Bucket) -> bool:
-        return PARAM in (self._kept(bucket.key.group) or ())
+        return PARAM in (self._kept(bucket.group) or ())
 
     def _batches(self, bucket: Bucket) -> Iterator[Batch]:
-        assert self.rule is not None
-        return bucket.batches(
-            whole=self.rule.needs_whole_tensors,
-            has_params=self._has_params(bucket),
-            tally=self.tally,
-        )
+        return bucket.batches(has_params=self._has_params(bucket), tally=self.tally)
 
     def _invert(self, bucket: Bucket) -> None:
         assert self.rule is not None
         if self.record is not None and self._has_params(bucket):
-            for param in bucket.params:
+            for param, _ in bucket.members:
                 restore_param(param, self.record.copies[id(param)])
         for batch in self._batches(bucket):
             if batch.is_first or not self.rule.notes_cancellation:
                 self.tally.note_finite(batch.grads)
             self.rule.invert(batch)
-        previous = self.rule.previous(bucket.hyper, dict(bucket.key.scalars))
-        for param in bucket.params:
-            self._restore_state(param, bucket, previous)
+        self._restore_state(bucket, self.rule)
 
-    def _restore_state(self, param: Tensor, bucket: Bucket, previous: Mapping[str, float]) -> None:
+    def _restore_state(self, bucket: Bucket, rule: Rule) -> None:
         """Sets counters back and drops state that did not exist before the step."""
-        assert self.rule is not None
-        state = self.optimizer.state.get(param)
-        if state is None:
+        if bucket.key.is_new or (bucket.is_first and rule.first_state is None):
+            for param, _ in bucket.members:
+                self.optimizer.state.pop(param, None)
             return
-        if self._should_drop(param, state, bucket):
-            del self.optimizer.state[param]
-            return
-        for name, value in previous.items():
-            state[name] = _set_scalar(state[name], value)
-        if bucket.key.is_first and self.rule.first_state is not None:
-            for name, value in self.rule.first_state(bucket.hyper).items():
-                _fill(state[name], value)
-        if self.record is not None and id(param) in self.record.copies:
-            restore_state(state, self.record.copies[id(param)], is_everything=False)
+        for name, value in rule.previous(bucket.hyper, bucket.scalars).items():
+            _set_scalars(bucket.members, name, value)
+        if bucket.is_first and rule.first_state is not None:
+            for name, value in rule.first_state(bucket.hyper).items():
+                for _, state in bucket.members:
+                    _fill(state[name], value)
+        if self.record is None:
+            self._drop_first(bucket, rule)
+        elif self._kept(bucket.group):
+            for param, state in bucket.members:
+                restore_state(state, self.record.copies[id(param)], is_everything=False)
 
-    def _should_drop(self, param: Tensor, state: Mapping[str, Any], bucket: Bucket) -> bool:
-        assert self.rule is not None
-        if self.record is not None and id(param) not in self.record.had_state:
-            return True
-        if bucket.key.is_first:
-            return self.rule.first_state is None
-        if self.record is not None or self.rule.was_first is None or not bucket.key.tensors:
-            return False
-        return self.rule.was_first(param, state, bucket.hyper)
+    def _drop_first(self, bucket: Bucket, rule: Rule) -> None:
+        """Drops state without a step counter where it turns out to be from the first step."""
+        if rule.was_first is None or not bucket.key.tensors:
+            return
+        answers = [rule.was_first(param, state, bucket.hyper) for param, state in bucket.members]
+        # One wait for all of them.
+        for (param, _), was_first in zip(
+            bucket.members, torch.stack(answers).tolist(), strict=True
+        ):
+            if was_first:
+                del self.optimizer.state[param]
 
     def _restore_everything(self) -> list[Tensor]:
         """Puts back the groups that were copied whole; returns their parameters."""
@@ -281,8 +286,13 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, Tensor)
 
 
-def _set_scalar(live: Any, value: float) -> Any:
-    return live.fill_(value) if isinstance(live, Tensor) else type(live)(value)
+def _set_scalars(members: list[Member], name: str, value: float) -> None:
+    tensors = [state[name] for _, state in members if _is_tensor(state[name])]
+    if tensors:
+        torch._foreach_copy_(tensors, [torch.full_like(tensors[0], value)] * len(tensors))
+    for _, state in members:
+        if not _is_tensor(state[name]):
+            state[name] = type(state[name])(value)
 
 
 def _fill(tensor: Tensor, value: float) -> None:

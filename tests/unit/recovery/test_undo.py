@@ -24,6 +24,7 @@ from everstep.recovery.undo import (
     undo,
 )
 from everstep.recovery.undo_adam import LAMB
+from everstep.recovery.undo_tally import CANCELLATION_LIMIT, Look, Tally
 
 Params = list[torch.nn.Parameter]
 
@@ -139,6 +140,18 @@ def test_the_second_step_of_momentum_is_not_taken_for_the_first() -> None:
     take_steps(optimizer, params, num_steps=1)
     undo(optimizer)
     assert_back(optimizer, before)
+
+
+def test_without_a_record_only_momentum_that_its_first_step_made_is_dropped() -> None:
+    params = make_params()
+    optimizer = torch.optim.SGD(params, lr=0.1, momentum=0.9)
+    set_grads(params[:1], seed=0)
+    optimizer.step()
+    before = snapshot(optimizer)
+    take_steps(optimizer, params, num_steps=1)
+    undo(optimizer)
+    assert_back(optimizer, before)
+    assert list(optimizer.state) == params[:1]
 
 
 def test_foreach_nesterov_gives_the_gradient_back_that_torch_overwrote() -> None:
@@ -426,6 +439,37 @@ def test_a_step_with_gradients_that_are_not_finite_cannot_be_undone_and_says_so(
         undo(optimizer)
 
 
+def test_many_finite_gradients_in_half_precision_are_not_taken_for_infinity() -> None:
+    """Gradients on the processor were summed in their own type to find NaN and infinity.
+
+    The sum of 70,000 ones passes the largest float16, 65,504: undo refused a step that was fine.
+    """
+    params = [torch.nn.Parameter(torch.zeros(70_000, dtype=torch.float16))]
+    params[0].grad = torch.ones_like(params[0])
+    optimizer = torch.optim.SGD(params, lr=0.5)
+    optimizer.step()
+    undo(optimizer)
+    assert not params[0].any()
+
+
+def test_a_look_that_a_device_still_works_on_is_read_with_the_next_one() -> None:
+    def tensors(*values: float) -> list[Tensor]:
+        return [torch.tensor([value]) for value in values]
+
+    limit = CANCELLATION_LIMIT
+    spike = Look(
+        ratios=tensors(1.0, 3 * limit),
+        largest=torch.tensor(3 * limit),
+        remaining=tensors(1.0, 1.0),
+        scale=0.5,
+    )
+    tally = Tally(pending=spike)
+    tally.note_cancellation(tensors(0.0, 4.0), tensors(0.0, 2.0), scale=1.0)
+    assert (tally.largest_cancellation, tally.num_cancelled) == (1.5 * limit, 1)
+    assert tally.pending is None
+    assert tally.is_finite
+
+
 def test_there_must_be_a_step_to_undo() -> None:
     params = make_params()
     set_grads(params, seed=0)
@@ -510,6 +554,25 @@ def test_large_tensors_are_taken_back_in_pieces() -> None:
     optimizer.step()
     undo(optimizer)
     assert_back(optimizer, before)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("capturable", [False, True])
+def test_on_a_device_each_of_several_batches_comes_back_and_is_counted(capturable: bool) -> None:
+    params = [torch.nn.Parameter(torch.randn(12_000_000, device="cuda") * 0.1) for _ in range(4)]
+    optimizer = torch.optim.Adam(params, capturable=capturable)
+    for param in params:
+        param.grad = torch.full_like(param, 1e-3)
+    optimizer.step()
+    before = snapshot(optimizer)
+    for param in params:
+        assert param.grad is not None
+        param.grad[7] = 10.0
+    optimizer.step()
+    report = undo(optimizer)
+    assert report.num_cancelled == len(params)
+    torch.testing.assert_close([p.detach() for p in params], before[0], rtol=1e-6, atol=1e-7)
+    assert all(optimizer.state[param]["step"].item() == 1 for param in params)
 
 
 def test_complex_and_oddly_laid_out_parameters_come_back() -> None:
