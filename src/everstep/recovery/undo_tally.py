@@ -20,6 +20,9 @@ Tensors: TypeAlias = list[Tensor] | tuple[Tensor, ...]
 CANCELLATION_LIMIT = 1e3
 """Above this ratio of added to remaining, three of seven fp32 digits of a running sum are gone."""
 
+_LARGE_ELEMENTS = 1 << 20
+"""To copy so many takes a device longer than to launch something for them alone."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
@@ -60,13 +63,15 @@ class Tally:
         look, self.pending = self.pending, None
         largest = look.scale * look.largest.item()
         if not largest <= CANCELLATION_LIMIT:
-            torch._foreach_mul_(look.ratios, look.scale)
-            ratios = torch.cat([ratio.reshape(-1) for ratio in look.ratios])
+            ratios = _joined(look.ratios)
             if math.isnan(largest):
                 self.note_finite(look.remaining)
                 # Zero over zero is an element that never had a gradient: nothing was cancelled.
-                largest = ratios.nan_to_num_(0.0, posinf=math.inf).amax().item()
-            self.num_cancelled += int((ratios > CANCELLATION_LIMIT).count_nonzero())
+                cleaned = [ratio.nan_to_num_(0.0, posinf=math.inf).amax() for ratio in ratios]
+                largest = look.scale * torch.stack(cleaned).amax().item()
+            if largest > CANCELLATION_LIMIT:
+                limit = CANCELLATION_LIMIT / look.scale
+                self.num_cancelled += sum(int((ratio > limit).sum()) for ratio in ratios)
         self.largest_cancellation = max(self.largest_cancellation, largest)
 
     def note_finite(self, tensors: Tensors) -> None:
@@ -88,3 +93,10 @@ class Tally:
         return all(
             math.isfinite(torch.stack(same).abs_().amax().item()) for same in by_kind.values()
         )
+
+
+def _joined(tensors: Tensors) -> Tensors:
+    """One tensor instead of many small ones, to be looked at by few launches; large ones stay."""
+    if max(tensor.numel() for tensor in tensors) >= _LARGE_ELEMENTS:
+        return tensors
+    return [torch.cat([tensor.reshape(-1) for tensor in tensors])]
