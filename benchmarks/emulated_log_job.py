@@ -10,6 +10,7 @@ import json
 import os
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +18,11 @@ from torch import Tensor, nn
 import everstep
 from everstep.checkpoint.baselines import CheckFreq, EverySteps
 from everstep.checkpoint.policy import Policy
+from everstep.execute.data import Microbatch
 from everstep.recovery.log import LogReport
 from everstep.testing.emulate import EmulatedLayer
+from everstep.training.stage_log import StageLog
+from log_turns import is_logged
 
 FLOAT_BYTES = 4
 
@@ -48,8 +52,21 @@ class HeavyLayer(EmulatedLayer):
         self.rest = nn.Parameter(rest, requires_grad=False)
 
 
+def log_in_turns(length: int) -> None:
+    """Some steps only, the same on all workers. Of the others the log does not even hear."""
+    sent = StageLog.sent
+
+    def sent_in_turns(log: StageLog, mb: Microbatch, *rest: Any) -> None:
+        if is_logged(mb.step, length):
+            sent(log, mb, *rest)
+
+    StageLog.sent = sent_in_turns  # type: ignore[assignment, method-assign]
+
+
 def main() -> None:
     args = _arguments()
+    if args.log_turns is not None:
+        log_in_turns(args.log_turns)
     size = args.message_bytes // FLOAT_BYTES
     folder = Path(args.folder)
     policy: Policy = CheckFreq() if args.every is None else EverySteps(args.every)
@@ -95,6 +112,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--state-bytes", type=int, default=0, help="of a stage, beside its layer")
     parser.add_argument("--every", type=int, help="steps between checkpoints, else as CheckFreq")
     parser.add_argument("--log-memory", help="of each worker; nothing is logged without")
+    parser.add_argument("--log-turns", type=int, help="log only so many steps at a time")
     parser.add_argument("--helpers", type=int)
     return parser.parse_args()
 

@@ -39,6 +39,9 @@ class Setting:
     log_memory: str | None = None
     """None: nothing is logged."""
 
+    log_turns: int | None = None
+    """So many steps are logged, as many are not, and so on (log_turns.py)."""
+
     helpers: int | None = None
     kills: tuple[str, ...] = ()
     """Each R:S@STEP."""
@@ -49,6 +52,7 @@ class Setting:
         options = (
             ("--every", self.every),
             ("--log-memory", self.log_memory),
+            ("--log-turns", self.log_turns),
             ("--helpers", self.helpers),
         )
         for option, value in options:

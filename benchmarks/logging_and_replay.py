@@ -1,9 +1,9 @@
 """Shows: what logging costs, how fast a lost stage is replayed, and what a run with failures gains.
-Run:   python benchmarks/logging_and_replay.py      (under 6 minutes; --quick, --only PART ...)
+Run:   python benchmarks/logging_and_replay.py      (about 9 minutes; --quick, --only PART ...)
 
 All on one pipeline of 4 emulated devices, whose F, B and W sleep; messages, logs, checkpoints,
 worker starts and replays are real.
-  cost      the step with the log and without, taking turns; once spilling to disk, once in memory
+  cost      steps with the log and without that take turns in one run; spilling to disk, in memory
   replay    seconds per lost step, from two replays of different length, alone and with 3 helpers
   failures  a whole run with failures: with the log; restarting everybody from the newest checkpoint
             (the same checkpoints); restarting from snapshots as often as CheckFreq takes them
@@ -24,10 +24,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from statistics import mean, median
+from statistics import mean, median, quantiles
 
 from everstep.recovery.grouping import Boundary, Costs, StageCost, tradeoff
 from launched import say
+from log_turns import is_logged, ratios, turn_times_s
 from logged_runs import STAGES, LoggedRun, Replayed, Setting, run_logged
 
 COST_BAR, HELP_BAR, FAILURES_BAR = 1.01, 2.4, 1.16
@@ -35,12 +36,13 @@ NUM_HELPERS = 3
 RECOVERY_PARTS = ("halting", "deciding", "groups", "state", "redo")
 MB = 1e6
 
-COST = Setting(steps=26, slot_s=0.02, every=8)
+COST_EVERY = 8
+COST = Setting(steps=92, slot_s=0.02, every=COST_EVERY, log_turns=COST_EVERY)
 COST_FROM = 12
 """The first checkpoint is durable by then: from here on a log writes over its own files, as for the
-rest of a run. The same steps are taken of all sides."""
+rest of a run."""
 
-SIDES = {"without a log": None, "spilling to disk": "32MB", "all in memory": "4GB"}
+SIDES = {"spilling to disk": "32MB", "all in memory": "4GB"}
 """The memory of each worker's log."""
 
 # Twice in one interval: the second replay begins with the same checkpoint and is longer.
@@ -123,22 +125,22 @@ def cost(options: Options) -> Iterator[Verdict]:
         f"\ncost: 1x{STAGES}x{COST.microbatches}, F = B = W = {1e3 * COST.slot_s:g} ms,"
         f" {options.message_bytes / MB:g} MB a message"
     )
-    plain = found["without a log"]
     for name, runs in found.items():
-        steps_ms = ", ".join(f"{1e3 * median(_steady_s(run)):.1f}" for run in runs)
-        plans_ms = ", ".join(f"{1e3 * run.run.planned_s:.1f}" for run in runs)
-        print(f"  {name:18} step {steps_ms} ms, planned {plans_ms} ms{_held(runs)}", flush=True)
-    for name, runs in found.items():
-        if runs is plain:
-            continue
-        ratios = [
-            median(_steady_s(ours)) / median(_steady_s(theirs))
-            for ours, theirs in zip(runs, plain, strict=True)
+        turns_s = [_turn_times_s(run) for run in runs]
+        each = sorted(ratio for turns in turns_s for ratio in ratios(turns))
+        sides_ms = [
+            1e3 * median(s for turns in turns_s for turn, s in turns.items() if turn % 2 == rest)
+            for rest in (0, 1)
         ]
-        pooled = _mean_step_s(runs) / _mean_step_s(plain)
+        low, _, high = quantiles(each)
+        print(
+            f"  {name:18} step {sides_ms[0]:.1f} ms, without the log {sides_ms[1]:.1f} ms; half of"
+            f" {len(each)} pairs of turns between {low:.3f} and {high:.3f}{_held(runs)}",
+            flush=True,
+        )
         yield Verdict(
-            what=f"step, {name} / without a log (of the means: {pooled:.3f})",
-            ratio=median(ratios),
+            what=f"step, {name} / without the log (mean of all pairs: {mean(each):.3f})",
+            ratio=median(each),
             bar=COST_BAR,
             is_most=True,
         )
@@ -146,34 +148,34 @@ def cost(options: Options) -> Iterator[Verdict]:
 
 @cache
 def measure_cost(options: Options) -> dict[str, list[LoggedRun]]:
-    """The sides take turns, so that a slow moment of the machine does not hit one alone."""
     found: dict[str, list[LoggedRun]] = {name: [] for name in SIDES}
-    for number in range(1 if options.is_quick else 2):
-        for name in _rotated(list(SIDES), by=number):
+    for number in range(1 if options.is_quick else 3):
+        for name, memory in SIDES.items():
             say(f"cost, round {number + 1}: {name}")
-            side = replace(COST, message_bytes=options.message_bytes, log_memory=SIDES[name])
+            side = replace(COST, message_bytes=options.message_bytes, log_memory=memory)
             found[name].append(run_logged(side))
     return found
 
 
 def _held(runs: Sequence[LoggedRun]) -> str:
-    if not runs[0].held:
-        return ""
     run = runs[-1]
-    step_mb = sum(held["recorded_bytes"] for held in run.held) / COST.steps / MB
     return (
-        f"; logged {step_mb:.0f} MB a step; held at most by one worker:"
+        f"; logged {_logged_step_bytes(run) / MB:.0f} MB a step; held at most by one worker:"
         f" {run.most('memory_bytes') / MB:.0f} MB in memory, {run.most('disk_bytes') / MB:.0f} MB"
         f" on disk; dropped {run.most('dropped_steps')} steps"
     )
 
 
-def _mean_step_s(runs: Sequence[LoggedRun]) -> float:
-    return mean(seconds for run in runs for seconds in _steady_s(run))
+def _turn_times_s(run: LoggedRun) -> dict[int, float]:
+    steps = {step["step"]: float(step["seconds"]) for step in run.run.settled}
+    steady = {step: seconds for step, seconds in steps.items() if step >= COST_FROM}
+    return turn_times_s(steady, COST_EVERY)
 
 
-def _steady_s(run: LoggedRun) -> list[float]:
-    return [float(step["seconds"]) for step in run.run.settled if step["step"] >= COST_FROM]
+def _logged_step_bytes(run: LoggedRun) -> float:
+    """By all workers."""
+    num_logged = sum(is_logged(step, COST_EVERY) for step in range(COST.steps))
+    return sum(held["recorded_bytes"] for held in run.held) / num_logged
 
 
 def replay(options: Options) -> Iterator[Verdict]:
@@ -302,13 +304,13 @@ def _show_total(name: str, run: LoggedRun) -> None:
 def curve(options: Options) -> Iterator[Verdict]:
     """Has no bar."""
     run = measure_cost(options)["spilling to disk"][-1]
-    bytes_each = sum(held["recorded_bytes"] for held in run.held) / COST.steps / (STAGES - 1) / 2
+    bytes_each = _logged_step_bytes(run) / (STAGES - 1) / 2
     costs = Costs(
         stages=(StageCost(replay_s=run.compute_s),) * STAGES,
         boundaries=(Boundary(forward_bytes=int(bytes_each), backward_bytes=int(bytes_each)),)
         * (STAGES - 1),
         microbatches=COST.microbatches,
-        interval_steps=COST.every or 1,
+        interval_steps=COST_EVERY,
     )
     print(
         f"\ncurve: budget against expected recovery; {bytes_each / MB:.0f} MB a step, boundary and"
@@ -320,11 +322,6 @@ def curve(options: Options) -> Iterator[Verdict]:
         groups = " ".join(str(list(group)) for group in point.groups)
         print(f"  {point.bytes / MB:10.0f} {point.expected_s:11.2f}   {groups}", flush=True)
     yield from ()
-
-
-def _rotated(names: list[str], *, by: int) -> list[str]:
-    by %= len(names)
-    return names[by:] + names[:by]
 
 
 if __name__ == "__main__":

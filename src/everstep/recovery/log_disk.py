@@ -23,6 +23,10 @@ import msgspec
 _MAX_BUFFERS = 512
 """Buffers given to one system call; the kernel takes at most 1024."""
 
+_WRITE_BYTES = 512 << 10
+"""At most, by one system call: many kernels let nobody else have the processor meanwhile, and a
+training thread may be waiting for it."""
+
 _OWNER = "owner.json"
 _PREFIX = "log-"
 
@@ -86,7 +90,7 @@ def _write(path: Path, buffers: Sequence[memoryview], *, at: int) -> None:
     try:
         left = list(buffers)
         while left:
-            done = os.pwritev(fd, left[:_MAX_BUFFERS], at)
+            done = os.pwritev(fd, _first(left), at)
             at += done
             while left and done >= len(left[0]):
                 done -= len(left.pop(0))
@@ -94,6 +98,18 @@ def _write(path: Path, buffers: Sequence[memoryview], *, at: int) -> None:
                 left[0] = left[0][done:]
     finally:
         os.close(fd)
+
+
+def _first(buffers: Sequence[memoryview]) -> list[memoryview]:
+    """As much as is written in one go: what they begin with."""
+    first: list[memoryview] = []
+    room = _WRITE_BYTES
+    for buffer in buffers[:_MAX_BUFFERS]:
+        if room == 0:
+            break
+        first.append(buffer[:room])
+        room -= len(first[-1])
+    return first
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):

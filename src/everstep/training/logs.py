@@ -14,6 +14,7 @@ from everstep.execute.data import PARTS, Fetcher
 from everstep.execute.replay import Piece
 from everstep.membership.facts import ClipMode, LogFacts, Replay
 from everstep.recovery.log import BoundaryLog
+from everstep.recovery.log_memory import keep_freed_memory
 from everstep.training.holding import Holding, build_pieces, fetcher_for
 from everstep.training.job import Job
 from everstep.training.loading import load_step_together
@@ -40,6 +41,7 @@ def stage_log(holding: Holding) -> StageLog | None:
     job = holding.job
     if job.log is None or not is_logged(job, replicas=holding.replicas):
         return None
+    keep_freed_memory(job.log.memory_bytes)
     log = BoundaryLog(
         _directory(job),
         memory_bytes=job.log.memory_bytes,
