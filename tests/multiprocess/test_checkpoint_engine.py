@@ -22,6 +22,7 @@ import torch
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
+from everstep.checkpoint.arena import Arena, Slot
 from everstep.checkpoint.disk import LocalDisk
 from everstep.checkpoint.engine import Engine, EngineSettings
 from everstep.checkpoint.layout import Box, Layout, Part, Slice
@@ -407,6 +408,31 @@ def test_a_writer_that_was_started_listens_when_memory_is_made(tmp_path: Path) -
         engine.start_writer()
         engine.prepare(state_of(1))
         assert engine.costs.disk_bytes_per_s > 0, "it has not said that it is ready"
+
+
+def test_memory_that_is_made_on_a_thread_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replacement made the memory for its copies after its first step, 1.5 s for 256 MB, and all
+    stages waited for it. Now that is done on a thread; a save that comes before takes the other
+    slot."""
+    is_begun, may_go_on = threading.Event(), threading.Event()
+    make = Arena.memory
+
+    def make_slowly(arena: Arena, number: int, **wanted: Any) -> Slot:
+        if number == 0 and not is_begun.is_set():
+            is_begun.set()
+            assert may_go_on.wait(WAIT_S)
+        return make(arena, number, **wanted)
+
+    monkeypatch.setattr(Arena, "memory", make_slowly)
+    with Engine(tmp_path, settings=SETTINGS) as engine:
+        engine.prepare(state_of(1), is_awaited=False)
+        assert is_begun.wait(WAIT_S)
+        save_and_wait(engine, 1, state_of(1))
+        may_go_on.set()
+        save_and_wait(engine, 2, state_of(2))
+    assert names_in(tmp_path) == ["step-000000001", "step-000000002"]
 
 
 def test_saves_that_end_while_the_engine_is_closed_are_told_and_kept_as_asked(

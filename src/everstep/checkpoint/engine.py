@@ -105,6 +105,7 @@ class Engine:
         self._image = FileImage(head=b"", placed=(), data_bytes=0)
         self._copying: list[Save] = []
         self._is_closed = False
+        self._making: threading.Thread | None = None
         self._arena = Arena(num_slots=settings.num_slots, max_slot_bytes=settings.slot_limit_bytes)
         self._delivery = Delivery(
             self._arena,
@@ -136,22 +137,35 @@ class Engine:
         with _ahead():
             self._delivery.start_writer()
 
-    def prepare(self, state: FlatState, *, layout: Layout | None = None) -> None:
+    def prepare(
+        self, state: FlatState, *, layout: Layout | None = None, is_awaited: bool = True
+    ) -> None:
         """Makes the memory for a copy of this state, ahead of the first save. Optional; takes about
         a second per gigabyte, which that save would take otherwise.
 
         Waits for a writer that was started: one that is only about to look at what it was handed
         would not be seen by a trainer that comes after this one was killed.
+
+        Args:
+            is_awaited: else the memory is made on a thread, for who may have no save for a while.
         """
         tensors = self._to_write(state, layout or Layout())
         image = self._lay_out(tensors, layout or Layout())
         number = self._arena.take()
         if number is None:
             return
-        with _ahead():
-            device = device_of(tensors.values())
-            self._arena.memory(number, wanted_bytes=image.data_bytes, device=device)
-        self._arena.give_back(number)
+        device = device_of(tensors.values())
+
+        def make() -> None:
+            with _ahead():
+                self._arena.memory(number, wanted_bytes=image.data_bytes, device=device)
+            self._arena.give_back(number)
+
+        if is_awaited:
+            make()
+        else:
+            self._making = threading.Thread(target=make, name="everstep slot", daemon=True)
+            self._making.start()
         self._delivery.wait_ready(READY_WITHIN_S)
 
     def save(
@@ -251,7 +265,7 @@ class Engine:
             self._delivery.wait_ended(timeout_s)
         if not self._delivery.finish(max(0.0, deadline_s - time.monotonic())):
             _logger.warning("the checkpoint writer (process %s) goes on alone", self.writer_pid)
-        if is_copied:
+        if is_copied and self._is_made(max(0.0, deadline_s - time.monotonic())):
             self._arena.close()
 
     def leave(self) -> None:
@@ -260,7 +274,14 @@ class Engine:
         if not self._is_closed:
             self._is_closed = True
             self._copier.close(LEAVE_WITHIN_S)
+            self._is_made(LEAVE_WITHIN_S)
             self._delivery.finish(0.0)
+
+    def _is_made(self, timeout_s: float) -> bool:
+        """Whether no thread is still at work on the arena, soon."""
+        if self._making is not None:
+            self._making.join(timeout_s)
+        return self._making is None or not self._making.is_alive()
 
     def __enter__(self) -> Engine:
         return self

@@ -241,11 +241,12 @@ class Undoing:
         """Drops state without a step counter where it turns out to be from the first step."""
         if rule.was_first is None or not bucket.key.tensors:
             return
-        answers = [rule.was_first(param, state, bucket.hyper) for param, state in bucket.members]
+        # An empty one has nothing to tell by, and nothing to lose.
+        members = [member for member in bucket.members if member[0].numel()]
+        answers = [rule.was_first(param, state, bucket.hyper) for param, state in members]
         # One wait for all of them.
-        for (param, _), was_first in zip(
-            bucket.members, torch.stack(answers).tolist(), strict=True
-        ):
+        told = torch.stack(answers).tolist() if answers else []
+        for (param, _), was_first in zip(members, told, strict=True):
             if was_first:
                 del self.optimizer.state[param]
 

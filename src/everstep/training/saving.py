@@ -139,10 +139,10 @@ class StageSaver:
 
     def prepare(self) -> None:
         """Memory for copies, once: after a step, when the optimizer has made its state. On those
-        that save."""
+        that save. Nobody waits: of a replacement that would be the whole pipeline."""
         if not self._is_prepared:
             self._is_prepared = True
-            self._started_engine().prepare(self._flat())
+            self._started_engine().prepare(self._flat(), is_awaited=False)
 
     def is_due(self, step: int) -> bool:
         """Asked after every step, on the reporter."""

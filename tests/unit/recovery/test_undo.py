@@ -154,6 +154,20 @@ def test_without_a_record_only_momentum_that_its_first_step_made_is_dropped() ->
     assert list(optimizer.state) == params[:1]
 
 
+def test_an_empty_parameter_does_not_stand_in_the_way_of_an_undo() -> None:
+    """Without a record the first step of momentum is told by the largest element of what came
+    back; an empty parameter has none, and the undo ended in torch's error about that, halfway."""
+    params = [torch.nn.Parameter(torch.randn(3)), torch.nn.Parameter(torch.empty(0))]
+    before = params[0].detach().clone()
+    optimizer = torch.optim.SGD(params, lr=0.1, momentum=0.9)
+    for param in params:
+        param.grad = torch.ones_like(param)
+    optimizer.step()
+    undo(optimizer)
+    torch.testing.assert_close(params[0].detach(), before)
+    assert params[0] not in optimizer.state
+
+
 def test_foreach_nesterov_gives_the_gradient_back_that_torch_overwrote() -> None:
     params = make_params()
     optimizer = torch.optim.SGD(params, lr=0.1, momentum=0.9, nesterov=True, foreach=True)
