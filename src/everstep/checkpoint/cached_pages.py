@@ -1,8 +1,8 @@
-"""Which parts of a file the page cache holds, asked without reading any.
+"""Which pages of a file the page cache holds, asked without reading any.
 
-A read that must not wait (RWF_NOWAIT) would tell, too, but it starts read-ahead: with a read around
-the cache behind it the disk reads 1.4 GB for each gigabyte, in twice the time.
-Invariant: where the kernel does not say, all is taken to be there.
+A read that must not wait (RWF_NOWAIT) would tell, too, but where nothing is there it starts
+read-ahead: with a read around the cache behind it the disk reads 1.4 GB for each gigabyte, in twice
+the time. Invariant: where the kernel does not say, all is taken to be there.
 """
 
 from __future__ import annotations
@@ -28,19 +28,14 @@ class CachedPages:
         view = np.frombuffer(self._map, dtype=np.uint8)
         self._start, self._size_bytes = view.ctypes.data, len(view)
 
-    def hold(self, at: int, size_bytes: int) -> bool:
-        """Whether all these bytes would come from memory."""
-        if self._map is None or _mincore is None:
+    def hold(self, at: int) -> bool:
+        """Whether the byte at this place would come from memory."""
+        if self._map is None or _mincore is None or at >= self._size_bytes:
             return True
-        first = at - at % mmap.PAGESIZE
-        length = min(at + size_bytes, self._size_bytes) - first
-        if length <= 0:
-            return True
-        states = np.zeros(-(-length // mmap.PAGESIZE), dtype=np.uint8)
-        failed = _mincore(
-            ctypes.c_void_p(self._start + first), ctypes.c_size_t(length), states.ctypes
-        )
-        return bool(failed) or bool((states & _RESIDENT).all())
+        page = self._start + at - at % mmap.PAGESIZE
+        state = ctypes.c_ubyte()
+        failed = _mincore(ctypes.c_void_p(page), ctypes.c_size_t(1), ctypes.byref(state))
+        return bool(failed) or bool(state.value & _RESIDENT)
 
     def close(self) -> None:
         if self._map is not None:

@@ -147,7 +147,7 @@ class Engine:
         would not be seen by a trainer that comes after this one was killed.
 
         Args:
-            is_awaited: else the memory is made on a thread, for who may have no save for a while.
+            is_awaited: else the memory is made on a thread, unless a save would then find no slot.
         """
         tensors = self._to_write(state, layout or Layout())
         image = self._lay_out(tensors, layout or Layout())
@@ -161,7 +161,7 @@ class Engine:
                 self._arena.memory(number, wanted_bytes=image.data_bytes, device=device)
             self._arena.give_back(number)
 
-        if is_awaited:
+        if is_awaited or self._settings.num_slots == 1:
             make()
         else:
             self._making = threading.Thread(target=make, name="everstep slot", daemon=True)

@@ -90,8 +90,15 @@ class _File:
 
     def read(self, chunk: memoryview, at: int, bounce: memoryview) -> int:
         """How many bytes of `chunk` were filled; `bounce` is aligned, and a page longer."""
-        if self._direct is None or self._pages.hold(at, len(chunk)):
+        if self._direct is None:
             return os.preadv(self._cached, [chunk], at)
+        if self._pages.hold(at):
+            try:
+                return os.preadv(self._cached, [chunk], at, os.RWF_NOWAIT)
+            except BlockingIOError:
+                pass
+            except OSError:  # A file system that cannot say what is cached.
+                return os.preadv(self._cached, [chunk], at)
         skip = at % PAGE_BYTES
         wanted = -(-(skip + len(chunk)) // PAGE_BYTES) * PAGE_BYTES
         count = os.preadv(self._direct, [bounce[:wanted]], at - skip)
