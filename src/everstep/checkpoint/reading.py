@@ -88,11 +88,15 @@ class _File:
         except OSError:
             self._direct = None
 
-    def read(self, chunk: memoryview, at: int, bounce: memoryview) -> int:
+    def is_cached(self, at: int) -> bool:
+        """Whether what begins there seems to be in the page cache."""
+        return self._direct is None or self._pages.hold(at)
+
+    def read(self, chunk: memoryview, at: int, bounce: memoryview, *, is_cached: bool) -> int:
         """How many bytes of `chunk` were filled; `bounce` is aligned, and a page longer."""
         if self._direct is None:
             return os.preadv(self._cached, [chunk], at)
-        if self._pages.hold(at):
+        if is_cached:
             try:
                 return os.preadv(self._cached, [chunk], at, os.RWF_NOWAIT)
             except BlockingIOError:
@@ -169,11 +173,12 @@ class _Reader:
         """Into `memory`, or over and over through it when it is shorter than the block."""
         file = self._file(block.path)
         bounce = self._scratch("bounce", _CHUNK_BYTES + PAGE_BYTES)
+        is_cached = file.is_cached(block.start)
         summed, done = xxh3_64(), 0
         while done < block.size_bytes:
             at = done if len(memory) >= block.size_bytes else 0
             chunk = memory[at : at + min(_CHUNK_BYTES, block.size_bytes - done)]
-            count = file.read(chunk, block.start + done, bounce)
+            count = file.read(chunk, block.start + done, bounce, is_cached=is_cached)
             if count == 0:
                 return BadBlock(path=block.path, why=f"{block.what} is cut short")
             summed.update(chunk[:count])
