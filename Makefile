@@ -25,7 +25,7 @@ unit: $(STAMP)
 demo: $(STAMP)
 	@$(BIN)/everstep demo
 
-# About three quarters of an hour, on an otherwise idle machine.
+# About an hour, on an otherwise idle machine.
 bench: $(STAMP)
 	$(BIN)/python benchmarks/planner.py
 	$(BIN)/python benchmarks/failure_free.py

@@ -103,7 +103,7 @@ def test_the_memory_for_copies_is_there_before_the_first_of_them(tmp_path: Path)
     next(run)
     assert run._saves is not None
     engine = run._saves._saver._started_engine()
-    assert engine._is_made(30.0), "it is made on a thread, from the first step on"
+    assert engine._wait_made(30.0), "it is made on a thread, from the first step on"
     arena = engine._arena
     slot = arena._slots[0]
     assert [step.index for step in run] == list(range(1, 12))

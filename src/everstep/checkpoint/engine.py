@@ -157,9 +157,11 @@ class Engine:
         device = device_of(tensors.values())
 
         def make() -> None:
-            with _ahead():
-                self._arena.memory(number, wanted_bytes=image.data_bytes, device=device)
-            self._arena.give_back(number)
+            try:
+                with _ahead():
+                    self._arena.memory(number, wanted_bytes=image.data_bytes, device=device)
+            finally:
+                self._arena.give_back(number)
 
         if is_awaited or self._settings.num_slots == 1:
             make()
@@ -265,7 +267,7 @@ class Engine:
             self._delivery.wait_ended(timeout_s)
         if not self._delivery.finish(max(0.0, deadline_s - time.monotonic())):
             _logger.warning("the checkpoint writer (process %s) goes on alone", self.writer_pid)
-        if is_copied and self._is_made(max(0.0, deadline_s - time.monotonic())):
+        if is_copied and self._wait_made(max(0.0, deadline_s - time.monotonic())):
             self._arena.close()
 
     def leave(self) -> None:
@@ -274,11 +276,11 @@ class Engine:
         if not self._is_closed:
             self._is_closed = True
             self._copier.close(LEAVE_WITHIN_S)
-            self._is_made(LEAVE_WITHIN_S)
+            self._wait_made(LEAVE_WITHIN_S)
             self._delivery.finish(0.0)
 
-    def _is_made(self, timeout_s: float) -> bool:
-        """Whether no thread is still at work on the arena, soon."""
+    def _wait_made(self, timeout_s: float) -> bool:
+        """Whether the thread that makes a slot, if there is one, is done in time."""
         if self._making is not None:
             self._making.join(timeout_s)
         return self._making is None or not self._making.is_alive()

@@ -89,11 +89,11 @@ class _File:
             self._direct = None
 
     def is_cached(self, at: int) -> bool:
-        """Whether what begins there seems to be in the page cache."""
-        return self._direct is None or self._pages.hold(at)
+        return self._pages.hold(at)
 
     def read(self, chunk: memoryview, at: int, bounce: memoryview, *, is_cached: bool) -> int:
-        """How many bytes of `chunk` were filled; `bounce` is aligned, and a page longer."""
+        """How many bytes of `chunk` were filled; `bounce` is aligned, and a page longer.
+        `is_cached`: it is worth asking the page cache first."""
         if self._direct is None:
             return os.preadv(self._cached, [chunk], at)
         if is_cached:

@@ -24,8 +24,8 @@ _MAX_BUFFERS = 512
 """Buffers given to one system call; the kernel takes at most 1024."""
 
 _WRITE_BYTES = 512 << 10
-"""At most, by one system call: many kernels let nobody else have the processor meanwhile, and a
-training thread may be waiting for it."""
+"""At most, by one system call: it should not keep a processor for long that a training thread may
+be waiting for."""
 
 _OWNER = "owner.json"
 _PREFIX = "log-"

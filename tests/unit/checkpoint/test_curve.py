@@ -114,5 +114,5 @@ assert fit_curve(steps, 1 + 3 / steps, np.ones_like(steps)) is not None
 sys.exit(sorted({name.split(".")[0] for name in set(sys.modules) - before} - {"numpy"}) or None)
 """
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -16,6 +16,7 @@ import torch
 from everstep.core.errors import ConfigError, LogCorrupt, LogEntryMissing
 from everstep.membership.facts import LogDirection, LogRun
 from everstep.recovery.log import BoundaryLog, LogKey
+from everstep.recovery.log_disk import LocalLogDisk
 
 SETTLE_S = 30.0
 WRITER = "everstep log writer"
@@ -64,6 +65,16 @@ def test_spilled_entries_are_read_back_from_disk(log: BoundaryLog) -> None:
         assert torch.equal(found, tensor_of(step))
         assert structure == f"structure {step}"
     assert log.runs() == (LogRun(0, LogDirection.FORWARD, 1, 10, 1, (0,)),)
+
+
+def test_a_record_that_is_written_in_many_pieces_is_read_back_whole(tmp_path: Path) -> None:
+    """Pieces end anywhere: within a buffer, at its end, before a short one."""
+    path = tmp_path / "segment"
+    sizes = (24, (512 << 10) - 24, 7, 1_300_001, 1, 512 << 10)
+    buffers = [memoryview(os.urandom(size)) for size in sizes]
+    disk = LocalLogDisk()
+    disk.write(path, buffers, at=0)
+    assert bytes(disk.read(path, at=0, size_bytes=sum(sizes))) == b"".join(buffers)
 
 
 def test_the_files_of_collected_steps_are_written_over_and_hold_what_is_new(

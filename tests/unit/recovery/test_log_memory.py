@@ -25,8 +25,7 @@ def test_messages_after_a_collected_log_need_no_new_pages() -> None:
     """A log in memory made each step 4 ms longer: what it had collected was given back to the
     kernel, and the training thread waited for a thousand fresh pages a step. The C library keeps
     them now."""
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE], check=True, capture_output=True, text=True
-    )
+    command = [sys.executable, "-c", MEASURE]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
     first, again = map(int, done.stdout.split())
     assert again < first / 10, f"{first} faults, and {again} when the memory had been there"
