@@ -125,6 +125,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--die-evaluating")
     parser.add_argument("--damage-log", type=int, action="append", default=[])
     parser.add_argument("--damage-checkpoint", action="store_true")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--backend")
     return parser.parse_args()
 
 
@@ -145,6 +147,8 @@ def logged(options: argparse.Namespace) -> everstep.Job:
         model=lambda: nn.Sequential(*map(Slow, build().children())),
         checkpoint=saving,
         log=logging,
+        device=options.device,
+        backend=options.backend,
     )
     if options.sample_s:
         return replace(made, dataset=SlowPoints(8, sample_s=options.sample_s))
@@ -152,6 +156,9 @@ def logged(options: argparse.Namespace) -> everstep.Job:
 
 
 def main(options: argparse.Namespace) -> None:
+    # NCCL refuses two ranks on one device, unless it takes them for two machines.
+    os.environ["NCCL_HOSTID"] = str(os.getpid())
+
     def before_death(folder: Path) -> None:
         damage_log(folder, options.damage_log)
         if options.damage_checkpoint:

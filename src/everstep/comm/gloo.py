@@ -25,9 +25,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+import torch
 from torch import Tensor
 
-from everstep.comm.group import Group, SoloGroup, Work
+from everstep.comm.group import Group, SoloGroup, Work, by_way_of
 from everstep.comm.lifetime import Lifetime
 from everstep.comm.sockets import (
     Address,
@@ -65,6 +66,9 @@ _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.02
 
 _LEAST_CONNECT_S = 0.1
+
+_HOST = torch.device("cpu")
+"""gloo's own way with CUDA tensors cannot be freed: they go by way of the host."""
 
 DESTROYING = "everstep-destroys-a-group"
 """The name of the threads that groups are left to; one that is still there holds a stuck group."""
@@ -136,12 +140,16 @@ class GlooGroup:
 
     def all_reduce(self, tensor: Tensor) -> Work:
         self.check()
+        if not tensor.is_cpu:
+            return by_way_of(_HOST, tensor, self.all_reduce)
         return _GlooWork(self, self._group.allreduce([tensor]), tensor, name="all-reduce")
 
     def broadcast(self, tensor: Tensor, *, source: int) -> Work:
         from torch._C._distributed_c10d import BroadcastOptions
 
         self.check()
+        if not tensor.is_cpu:
+            return by_way_of(_HOST, tensor, lambda copy: self.broadcast(copy, source=source))
         options = BroadcastOptions()
         options.rootRank = source
         return _GlooWork(self, self._group.broadcast([tensor], options), tensor, name="broadcast")

@@ -6,8 +6,10 @@ member must call the same operations in the same order.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from everstep.core.errors import GenerationEnded
@@ -26,6 +28,8 @@ class Work(Protocol):
 
 
 class Group(Protocol):
+    """Takes tensors of any device; those of its own kind are not copied."""
+
     @property
     def members(self) -> tuple[WorkerId, ...]: ...
 
@@ -83,3 +87,20 @@ class _SoloWork:
     def wait(self, timeout_s: float) -> None:
         del timeout_s
         self._group.check()
+
+
+def by_way_of(device: torch.device, tensor: Tensor, operate: Callable[[Tensor], Work]) -> Work:
+    """Operates on a copy on `device`; the result is in `tensor` when it was waited for."""
+    copy = tensor.to(device)
+    return _Brought(operate(copy), copy, tensor)
+
+
+class _Brought:
+    def __init__(self, work: Work, copy: Tensor, tensor: Tensor) -> None:
+        self._work = work
+        self._copy = copy
+        self._tensor = tensor
+
+    def wait(self, timeout_s: float) -> None:
+        self._work.wait(timeout_s)
+        self._tensor.copy_(self._copy)

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from everstep.comm.group import Group, SoloGroup, Work
+from everstep.comm.group import Group, SoloGroup, Work, by_way_of
 from everstep.comm.lifetime import Lifetime
 from everstep.comm.store import StoreAddress, connect_store
 from everstep.core.errors import GenerationEnded, PeerLost, PeerSilent
@@ -35,7 +36,7 @@ def form_nccl(
     timeout_s: float,
     lifetime: Lifetime | None = None,
 ) -> Group:
-    """Like `form_gloo`. NCCL connects at the first operation, on the device of its tensor."""
+    """Like `form_gloo`, on the process's current device. NCCL connects at the first operation."""
     from torch._C._distributed_c10d import PrefixStore
     from torch.distributed import ProcessGroupNCCL
 
@@ -66,16 +67,21 @@ class NcclGroup:
         self.ended = threading.Event()
         self._generation = generation
         self._group = group
+        self._device = torch.device("cuda", torch.cuda.current_device())
         self._lock = threading.Lock()
 
     def all_reduce(self, tensor: Tensor) -> Work:
         self.check()
+        if not tensor.is_cuda:
+            return by_way_of(self._device, tensor, self.all_reduce)
         return _NcclWork(self, self._group.allreduce([tensor]), tensor, name="all-reduce")
 
     def broadcast(self, tensor: Tensor, *, source: int) -> Work:
         from torch._C._distributed_c10d import BroadcastOptions
 
         self.check()
+        if not tensor.is_cuda:
+            return by_way_of(self._device, tensor, lambda copy: self.broadcast(copy, source=source))
         options = BroadcastOptions()
         options.rootRank = source
         return _NcclWork(self, self._group.broadcast([tensor], options), tensor, name="broadcast")

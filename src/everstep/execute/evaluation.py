@@ -45,7 +45,7 @@ class Evaluation:
             for action in actions:
                 if action.kind is Kind.FORWARD:
                     self._forward(dataset, number, action, sums)
-        num_samples, *totals = sum_over(self._links.world, sums, device=self._stage.device)
+        num_samples, *totals = sum_over(self._links.world, sums)
         return {name: total / num_samples for name, total in zip(self._names, totals, strict=True)}
 
     def _check(self, dataset: Dataset) -> None:

@@ -101,8 +101,10 @@ class Executor:
         self._clock = clock
         self._log = log
 
-    def run(self, step: int, actions: Sequence[Action]) -> StepReport:
-        times = StepTimes(self._clock)
+    def run(self, step: int, actions: Sequence[Action], *, is_profiled: bool = False) -> StepReport:
+        """`is_profiled`: an action's time is that until its device is done, not until it has been
+        given to the device."""
+        times = StepTimes(self._clock, settle=self._stage.settle if is_profiled else None)
         num_weights_left = sum(action.kind is Kind.WEIGHT_GRADIENT for action in actions)
         is_begun = False
         reduction = Reduction(self._stage.buckets, self._links.stage, step=step)
@@ -204,7 +206,7 @@ class Executor:
         names = list(ordered[0].metrics)
         numbers = [sum(result.loss for result in ordered)]
         numbers += [sum(result.metrics[name] for result in ordered) for name in names]
-        totals = Sum(self._links.stage, numbers, device=self._stage.device)
+        totals = Sum(self._links.stage, numbers)
 
         def finish() -> Results:
             loss, *metrics = (total / self._num_microbatches for total in totals.finish())

@@ -53,9 +53,8 @@ class Reduction:
 class Sum:
     """Adds up a few numbers over a group; every member gets the same bits."""
 
-    def __init__(self, group: Group, numbers: Sequence[float], *, device: torch.device) -> None:
-        # NCCL reduces on the device only.
-        self._total: Tensor = torch.tensor(numbers, dtype=torch.float64, device=device)
+    def __init__(self, group: Group, numbers: Sequence[float]) -> None:
+        self._total: Tensor = torch.tensor(numbers, dtype=torch.float64)
         self._work = group.all_reduce(self._total)
 
     def finish(self) -> list[float]:
@@ -63,5 +62,5 @@ class Sum:
         return [float(value) for value in self._total.tolist()]
 
 
-def sum_over(group: Group, numbers: Sequence[float], *, device: torch.device) -> list[float]:
-    return Sum(group, numbers, device=device).finish()
+def sum_over(group: Group, numbers: Sequence[float]) -> list[float]:
+    return Sum(group, numbers).finish()

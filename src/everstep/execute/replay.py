@@ -109,8 +109,7 @@ class Replayer:
         ordered = [found[mb] for mb in sorted(found)]
         names = list(ordered[0].metrics)
         loss, *metrics = (
-            total / num_microbatches
-            for total in sum_over(self._group, _sums(ordered, names), device=last.device)
+            total / num_microbatches for total in sum_over(self._group, _sums(ordered, names))
         )
         return ReplayedStep(loss=loss, metrics=dict(zip(names, metrics, strict=True)))
 

@@ -212,14 +212,18 @@ class Stage:
         of_step = [mb for mb in self._results if mb.step == step]
         return {mb: _as_result(*self._results.pop(mb)) for mb in of_step}
 
+    def settle(self) -> None:
+        """Returns when the device has done all it was given."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
     def abandon(self) -> None:
         """Lets go of all micro-batches in flight and their results: they will be run again."""
         self._held.clear()
         self._results.clear()
 
     def let_go(self) -> None:
-        """Leaves the module as if it had never been a stage, but for its values: it may become one
-        again."""
+        """It is not needed any more: no hook keeps its memory."""
         self.abandon()
         for hook in self._hooks:
             hook.remove()

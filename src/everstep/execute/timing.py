@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from statistics import median
 
@@ -24,8 +24,10 @@ WATERMARK = "watermark"
 class StepTimes:
     """Seconds by kind, of one step. Time inside another kind's block counts for both."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, settle: Callable[[], None] | None = None) -> None:
+        """`settle` returns when all that was begun is done: a device runs on by itself."""
         self._clock = clock
+        self._settle = settle
         self._began_s = clock.now_s()
         self.samples: dict[str, list[float]] = defaultdict(list)
 
@@ -34,6 +36,8 @@ class StepTimes:
         began_s = self._clock.now_s()
         try:
             yield
+            if self._settle is not None:
+                self._settle()
         finally:
             self.samples[kind].append(self._clock.now_s() - began_s)
 

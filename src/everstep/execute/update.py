@@ -50,8 +50,7 @@ class Update:
         """Scales the gradients when the norm over all stages is too large."""
         # All workers of a stage hold the same gradient, so each brings its share.
         share = self.norm_squared() / num_in_stage
-        device = self._buckets.buckets[0].buffer.device if self._buckets.buckets else None
-        (total,) = sum_over(world, [share], device=device or torch.device("cpu"))
+        (total,) = sum_over(world, [share])
         norm = math.sqrt(total)
         if not math.isfinite(norm):
             raise NormNotFinite(step, norm)

@@ -14,6 +14,7 @@ import time
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TypeAlias
 
 from everstep.core.errors import CoordinatorLost
@@ -81,6 +82,9 @@ class Agent:
         """To be started when the parent is warm."""
 
         self._running: dict[str, tuple[Seat, WorkerProcess]] = {}
+        self._places: dict[int, int] = {}
+        """By the number of a seat: its place on this machine."""
+
         self._ended: list[m.WorkerExited] = []
         self._stopping: Outcome | None = None
         self._deadline_s: float | None = None
@@ -174,6 +178,8 @@ class Agent:
             uid=uid,
             number=seat.number,
             host=self._settings.host or link.local_host,
+            place=self._place(seat),
+            num_places=self._settings.workers,
             token=self._settings.token,
         )
         process = parent.spawn(
@@ -184,6 +190,14 @@ class Agent:
         )
         self._running[uid] = seat, process
         self._output.follow(process.output, label=seat.label)
+
+    def _place(self, seat: Seat) -> int:
+        """The one this seat had, or the first that no worker of this machine is at."""
+        taken = {self._places[each.number] for each, _ in self._running.values()}
+        place = self._places.get(seat.number)
+        if place is None or place in taken:
+            place = self._places[seat.number] = next(each for each in count() if each not in taken)
+        return place
 
     def _exited(self, exited: Exited, link: Link[m.ToAgent]) -> None:
         with link.speaking:

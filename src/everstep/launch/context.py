@@ -26,6 +26,11 @@ class WorkerContext:
     host: str
     """The address at which other workers reach this machine."""
 
+    place: int = 0
+    """Among the workers of this machine, counted from 0: a replacement has its predecessor's."""
+
+    num_places: int = 1
+
     token: str = field(default="", repr=False)
     client: Client | None = None
     """Stays open until the script has ended, so that a late exception can still be reported."""
@@ -64,6 +69,8 @@ class WorkerContext:
             f"{PREFIX}UID": self.uid,
             f"{PREFIX}NUMBER": str(self.number),
             f"{PREFIX}HOST": self.host,
+            f"{PREFIX}PLACE": str(self.place),
+            f"{PREFIX}NUM_PLACES": str(self.num_places),
             f"{PREFIX}TOKEN": self.token,
         }
 
@@ -76,6 +83,8 @@ def read_context(environment: Mapping[str, str]) -> WorkerContext | None:
         uid=environment[f"{PREFIX}UID"],
         number=int(environment[f"{PREFIX}NUMBER"]),
         host=environment[f"{PREFIX}HOST"],
+        place=int(environment[f"{PREFIX}PLACE"]),
+        num_places=int(environment[f"{PREFIX}NUM_PLACES"]),
         token=environment[f"{PREFIX}TOKEN"],
     )
 

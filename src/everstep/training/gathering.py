@@ -26,5 +26,5 @@ def gather(holding: Holding, orders: Orders, links: Links) -> dict[str, Tensor]:
         assert links.channels is not None
         send_state(holding.stage.module, links.channels, to=reporter)
     # All leave together, so that nobody is more than one operation ahead of another.
-    sum_over(links.world, [0.0], device=holding.stage.device)
+    sum_over(links.world, [0.0])
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in found.items()}

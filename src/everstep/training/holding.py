@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 
 from everstep.core.ids import WorkerId
@@ -23,12 +22,15 @@ from everstep.execute.data import (
     check_dataset,
     fetch,
 )
+from everstep.execute.outline import filled_in, outline
 from everstep.execute.replay import Piece
 from everstep.execute.split import StageModule, split_model
 from everstep.execute.stage import Stage, data_parts
 from everstep.execute.update import Update
 from everstep.recovery.transfer import StageState
 from everstep.training.job import Job, check_optimizer, check_shape
+
+HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,15 +44,23 @@ class Holding:
     update: Update
     fetcher: Fetcher | None
     stages: list[StageModule]
-    """All of the model's, for the names of what the others hold."""
+    """All of the model's; the others' are outlines."""
 
     def piece(self, index: int) -> Piece | None:
-        """Another stage than its own, in the memory of the model that was built when this worker
-        began: its state is to be loaded. None where that cannot be apart from the worker's own."""
-        mine, other = self.stages[self.me.stage].module, self.stages[index].module
-        if not _tensors(mine).isdisjoint(_tensors(other)):
+        """Another stage than its own, whose state is to be loaded. None where the model would have
+        to be built again for it."""
+        try:
+            other = filled_in(self.stages[index], device=self.stage.device)
+        except (TypeError, RuntimeError):
             return None
-        return _piece(self.job, self.stages, index, replicas=self.replicas)
+        return _piece(
+            self.job,
+            other,
+            index,
+            num_stages=len(self.stages),
+            replicas=self.replicas,
+            device=self.stage.device,
+        )
 
     def state(self) -> StageState:
         return StageState(
@@ -60,11 +70,21 @@ class Holding:
         )
 
 
-def hold(job: Job, *, me: WorkerId, replicas: int, num_stages: int) -> Holding:
+def hold(
+    job: Job, *, me: WorkerId, replicas: int, num_stages: int, device: torch.device = HOST
+) -> Holding:
     check_shape(job, replicas=replicas)
     check_dataset(job.dataset)
     stages = _split(job, replicas=replicas, num_stages=num_stages)
-    piece = _piece(job, stages, me.stage, replicas=replicas)
+    outline(stages, keep=stages[me.stage])
+    piece = _piece(
+        job,
+        stages[me.stage],
+        me.stage,
+        num_stages=num_stages,
+        replicas=replicas,
+        device=device,
+    )
     return Holding(
         job=job,
         me=me,
@@ -76,11 +96,16 @@ def hold(job: Job, *, me: WorkerId, replicas: int, num_stages: int) -> Holding:
     )
 
 
-def build_pieces(job: Job, first: int, last: int, *, replicas: int, num_stages: int) -> list[Piece]:
+def build_pieces(
+    job: Job, first: int, last: int, *, replicas: int, num_stages: int, device: torch.device
+) -> list[Piece]:
     """Stages `first` to `last` as they were when training began."""
     with torch.random.fork_rng(devices=[]):
         stages = _split(job, replicas=replicas, num_stages=num_stages)
-    return [_piece(job, stages, index, replicas=replicas) for index in range(first, last + 1)]
+    return [
+        _piece(job, stages[index], index, num_stages=num_stages, replicas=replicas, device=device)
+        for index in range(first, last + 1)
+    ]
 
 
 def fetcher_for(job: Job, parts: Iterable[Part], *, replicas: int) -> Fetcher | None:
@@ -106,26 +131,31 @@ def _split(job: Job, *, replicas: int, num_stages: int) -> list[StageModule]:
     return split_model(model, num_stages=num_stages, example=example, split=job.split)
 
 
-def _piece(job: Job, stages: list[StageModule], index: int, *, replicas: int) -> Piece:
+def _piece(
+    job: Job,
+    module: StageModule,
+    index: int,
+    *,
+    num_stages: int,
+    replicas: int,
+    device: torch.device,
+) -> Piece:
     stage = Stage(
-        stages[index],
+        module,
         index=index,
-        num_stages=len(stages),
+        num_stages=num_stages,
         loss=job.loss,
         metrics=job.metrics,
         loss_scale=1 / (replicas * job.microbatches),
         precision=job.precision,
         seed=job.seed,
+        device=device,
     )
     optimizer = _optimizer(job, stage)
     scheduler = None
     if job.scheduler is not None and optimizer is not None:
         scheduler = job.scheduler(optimizer)
     return Piece(stage=stage, update=Update(stage.buckets, optimizer, scheduler, keep=job.keep))
-
-
-def _tensors(module: nn.Module) -> set[int]:
-    return {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
 
 
 def _optimizer(job: Job, stage: Stage) -> Optimizer | None:

@@ -65,6 +65,14 @@ class Job:
     metrics: Mapping[str, Scorer] = field(default_factory=dict)
     """Named like the loss, and means like it; computed on the last stage."""
 
+    device: str = "cpu"
+    """Where stages compute. "cuda": the devices of a machine are dealt out in turn to its workers,
+    so start as many workers as it has."""
+
+    backend: Literal["gloo", "nccl"] | None = None
+    """What sums the gradients of a stage's workers. None: NCCL where each worker has a CUDA device
+    of its own; otherwise gloo, by way of the host."""
+
     precision: Literal["bf16"] | None = None
     """bf16: forward and backward under autocast, parameters and updates in fp32."""
 
@@ -105,6 +113,16 @@ class Job:
             object.__setattr__(self, name, _chosen(name, getattr(self, name), choices))
         if self.precision not in (None, "bf16"):
             raise ConfigError("precision", self.precision, "must be None or 'bf16'")
+        self._check_device()
+
+    def _check_device(self) -> None:
+        kind = self.device.partition(":")[0] if isinstance(self.device, str) else None
+        if kind not in ("cpu", "cuda"):
+            raise ConfigError("device", self.device, "must be 'cpu', 'cuda' or, say, 'cuda:1'")
+        if self.backend not in (None, "gloo", "nccl"):
+            raise ConfigError("backend", self.backend, "must be None, 'gloo' or 'nccl'")
+        if self.backend == "nccl" and kind != "cuda":
+            raise ConfigError("backend", self.backend, "works for device='cuda' only")
 
     def in_flight_limits(self, num_stages: int) -> tuple[int, ...] | None:
         if self.in_flight is None or isinstance(self.in_flight, int):
@@ -162,7 +180,7 @@ def check_optimizer(job: Job, optimizer: Optimizer) -> None:
             pass
 
 
-def digest(job: Job, stages: Sequence[StageModule]) -> str:
+def digest(job: Job, stages: Sequence[StageModule], *, backend: str) -> str:
     """Of what must be the same on all workers and is not said to the coordinator otherwise."""
     settings: dict[str, Any] = {
         "stages": [
@@ -173,6 +191,8 @@ def digest(job: Job, stages: Sequence[StageModule]) -> str:
         "samples": len(job.dataset),
         "metrics": list(job.metrics),
         "precision": job.precision,
+        "device": torch.device(job.device).type,
+        "backend": backend,
         "split": None if job.split is None else list(job.split),
         "torch": torch.__version__.partition("+")[0],
     }

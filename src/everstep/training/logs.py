@@ -69,12 +69,13 @@ def _as_built(holding: Holding, replay: Replay) -> list[Piece]:
         replay.last_stage,
         replicas=holding.replicas,
         num_stages=holding.stage.num_stages,
+        device=holding.stage.device,
     )
 
 
 def _to_be_loaded(holding: Holding, replay: Replay, *, own: Piece | None) -> list[Piece]:
-    """The stages of the range in memory that is there already, where it can be: `own` for this
-    worker's, if that is to be rebuilt; a state that is in use is left alone."""
+    """The stages of the range: `own` for this worker's, if that is to be rebuilt; a state that is
+    in use is left alone."""
     span = range(replay.first_stage, replay.last_stage + 1)
     found = [own if index == holding.me.stage else holding.piece(index) for index in span]
     if None in found:

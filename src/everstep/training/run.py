@@ -203,8 +203,7 @@ class Run:
 
     def _meet(self, *, timeout_s: float = LEAVE_WITHIN_S) -> None:
         """Returns when every worker is here."""
-        nothing = torch.zeros(1, device=self._holding.stage.device)
-        self._connected.world.all_reduce(nothing).wait(timeout_s)
+        self._connected.world.all_reduce(torch.zeros(1)).wait(timeout_s)
 
     def _finish(self) -> None:
         if not self._is_over:
@@ -251,7 +250,8 @@ class Run:
         replanned = self._guide.take_replan(step)
         if replanned is not None:
             self._follow(replanned, first_step=step)
-        report = self._executor.run(step, self._actions)
+        is_profiled = self._profiler.num_steps < self._orders.profile_steps
+        report = self._executor.run(step, self._actions, is_profiled=is_profiled)
         self._finished_step = step
         self._operations.step_done()
         self._guide.report_step(report)

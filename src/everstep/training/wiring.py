@@ -10,6 +10,7 @@ from everstep.comm.endpoint import Endpoint
 from everstep.comm.framing import Direction
 from everstep.comm.gloo import form_gloo
 from everstep.comm.group import Group, SoloGroup
+from everstep.comm.nccl import form_nccl
 from everstep.comm.store import StoreAddress
 from everstep.core import points
 from everstep.core.clock import SystemClock
@@ -22,6 +23,7 @@ from everstep.membership.facts import JobFacts, Meeting
 from everstep.schedule.durations import Durations
 from everstep.schedule.planner import plan
 from everstep.schedule.problem import Problem
+from everstep.training.devices import Backend, choose_backend, take_device
 from everstep.training.guide import CoordinatorGuide, Guide, SoloGuide
 from everstep.training.holding import Holding, hold
 from everstep.training.job import Job, digest
@@ -48,7 +50,8 @@ def train(job: Job, *, steps: int) -> Run:
 
 
 def _train_alone(job: Job, steps: int) -> Run:
-    holding = hold(job, me=WorkerId(0, 0), replicas=1, num_stages=1)
+    device = take_device(job, None)
+    holding = hold(job, me=WorkerId(0, 0), replicas=1, num_stages=1, device=device)
     problem = Problem(
         replicas=1,
         stages=1,
@@ -71,16 +74,17 @@ def _train_together(job: Job, steps: int, context: WorkerContext) -> Run:
     place = client.wait_welcome()
     me = WorkerId(place.replica, place.stage)
     points.stand_at(me)
-    holding = hold(job, me=me, replicas=place.replicas, num_stages=place.stages)
+    device, backend = take_device(job, context), choose_backend(job, context)
+    holding = hold(job, me=me, replicas=place.replicas, num_stages=place.stages, device=device)
     guide: Guide = CoordinatorGuide(client, me=me)
     saver = _saver(holding, steps, is_beginning=place.is_beginning)
     saved = saver.newest_whole() if saver is not None and place.is_beginning else None
-    client.send(m.Ready(_facts(job, steps, holding), saved))
+    client.send(m.Ready(_facts(job, steps, holding, backend), saved))
     log = stage_log(holding)
     run = Run(
         holding,
         guide,
-        _Together(holding, endpoint),
+        _Together(holding, endpoint, backend),
         steps=steps,
         clock=SystemClock(),
         saver=saver,
@@ -91,13 +95,13 @@ def _train_together(job: Job, steps: int, context: WorkerContext) -> Run:
     return run
 
 
-def _facts(job: Job, steps: int, holding: Holding) -> JobFacts:
+def _facts(job: Job, steps: int, holding: Holding, backend: Backend) -> JobFacts:
     return JobFacts(
         microbatches=job.microbatches,
         steps=steps,
         batch_size=job.batch_size,
         seed=job.seed,
-        digest=digest(job, holding.stages),
+        digest=digest(job, holding.stages, backend=backend),
         in_flight=job.in_flight_limits(holding.stage.num_stages),
         clip_norm=job.clip_norm,
         clip_mode=job.clip_mode,
@@ -132,7 +136,8 @@ class _Alone(Connect):
 class _Together(Connect):
     """Opens the channels of the plan and of the gathering, and forms the groups."""
 
-    def __init__(self, holding: Holding, endpoint: Endpoint) -> None:
+    def __init__(self, holding: Holding, endpoint: Endpoint, backend: Backend) -> None:
+        self._backend = backend
         self._me = holding.me
         self._num_stages = holding.stage.num_stages
         self._endpoint = endpoint
@@ -188,7 +193,9 @@ class _Together(Connect):
     ) -> Group:
         if name.startswith("replay") and len(members) == 1:
             return SoloGroup(generation=orders.generation, me=self._me)
-        return form_gloo(
+        # What all agree on are single numbers: no business of a device's.
+        form = form_nccl if self._backend == "nccl" and name != "world" else form_gloo
+        return form(
             store=StoreAddress(host=meeting.host, port=meeting.port),
             generation=orders.generation,
             name=name,

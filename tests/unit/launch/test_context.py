@@ -13,7 +13,13 @@ from everstep.membership.client import Client
 
 def test_a_worker_reads_back_what_its_agent_wrote() -> None:
     context = WorkerContext(
-        coordinator="127.0.0.1:80", uid="u-1", number=3, host="127.0.0.3", token="secret"
+        coordinator="127.0.0.1:80",
+        uid="u-1",
+        number=3,
+        host="127.0.0.3",
+        place=1,
+        num_places=4,
+        token="secret",
     )
     assert read_context(context.environment()) == context
 

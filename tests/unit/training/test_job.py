@@ -115,13 +115,15 @@ def test_in_flight_limits_are_one_number_or_one_per_stage() -> None:
 def test_the_digest_tells_jobs_apart_that_must_not_train_together() -> None:
     def digest_of(job: everstep.Job) -> str:
         stages = split_model(job.model(), num_stages=2, example=torch.ones(4, 8))
-        return digest(job, stages)
+        return digest(job, stages, backend=job.backend or "gloo")
 
     same = digest_of(good())
     assert digest_of(good()) == same
     others = [
         good(shuffle=False),
         good(precision="bf16"),
+        good(device="cuda"),
+        good(device="cuda", backend="nccl"),
         good(dataset=range(16)),
         good(metrics={"accuracy": lambda _, __: 0.0}),
         good(model=lambda: nn.Sequential(nn.Linear(8, 9), nn.Tanh(), nn.Linear(9, 2))),
