@@ -14,11 +14,15 @@ from everstep.checkpoint.writer import Writer
 
 
 class OrderedWriter:
-    def __init__(self, directory: Path | str, *, disk: Disk | None = None) -> None:
+    def __init__(
+        self, directory: Path | str, *, disk: Disk | None = None, patience_s: float = 9.0
+    ) -> None:
         self.reports: list[Report] = []
         self._writer = Writer(self.reports.append, disk=disk)
         self._num_jobs = 0
-        self._writer.obey(Open(directory=str(directory), patience_s=9.0, probe_bytes=0), None)
+        self._writer.obey(
+            Open(directory=str(directory), patience_s=patience_s, probe_bytes=0), None
+        )
 
     def save(
         self, step: int, state: FlatState, *, run: str = "run", index: int = 0, of: int = 1
@@ -78,3 +82,7 @@ class OrderedWriter:
 
     def look_for_parts(self) -> None:
         self._writer.look_for_parts()
+
+    def hurry(self) -> None:
+        """As when its trainer has died."""
+        self._writer.hurry()

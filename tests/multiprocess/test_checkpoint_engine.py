@@ -31,7 +31,7 @@ from everstep.checkpoint.retention import Entry, KeepLast
 from everstep.checkpoint.state import FlatState, flatten, unflatten
 from everstep.checkpoint.storage import LocalStorage
 from everstep.checkpoint.wire import Remove, SlotFree, Wire
-from everstep.checkpoint.writer import ORPHAN_PATIENCE_S
+from everstep.checkpoint.writer import HURRIED_PATIENCE_S
 from everstep.core.errors import NotInCheckpoint, WaitTimedOut
 from everstep.testing.crashes import children_of, hear, started, wait_gone
 from orders import OrderedWriter
@@ -517,11 +517,33 @@ def test_a_part_whose_trainer_died_waits_for_a_part_that_is_being_written(tmp_pa
         (writer,) = children_of(trainer)
         slow = LocalStorage(tmp_path).open_part(1, "r", 1, of=2)
         trainer.kill()
-        time.sleep(ORPHAN_PATIENCE_S + 0.5)
+        time.sleep(HURRIED_PATIENCE_S + 0.5)
         slow.close()
         assert OrderedWriter(tmp_path).save(1, state_of(1, prefix="b"), run="r", index=1, of=2)
         wait_gone(writer)
     assert names_in(tmp_path) == ["step-000000001"]
+
+
+def test_saves_of_a_run_that_is_over_wait_only_for_parts_that_are_being_written(
+    tmp_path: Path,
+) -> None:
+    with Engine(tmp_path, part=Part(0, 2, run="old"), settings=SETTINGS) as engine:
+        assert engine.save(1, state_of(1))
+        assert engine.save(2, state_of(2))
+        assert awaited(lambda: len(names_in(tmp_path)) == 2)
+        slow = LocalStorage(tmp_path).open_part(2, "old", 1, of=2)
+        engine.hurry("new")
+        assert awaited(lambda: names_in(tmp_path) == [".step-000000002.old.partial"])
+        assert engine.save(3, state_of(3), run="new", wait_s=WAIT_S)
+        slow.close()
+        writer = OrderedWriter(tmp_path)
+        assert writer.save(2, state_of(2, prefix="b"), run="old", index=1, of=2)
+        time.sleep(HURRIED_PATIENCE_S + 0.5)  # That of the new run is still waited for.
+        assert writer.save(3, state_of(3, prefix="b"), run="new", index=1, of=2)
+        engine.wait(WAIT_S)
+        ends = [(event["event"], event["step"]) for event in engine.poll()]
+    assert ends == [("checkpoint_failed", 1), ("checkpoint", 2), ("checkpoint", 3)]
+    assert names_in(tmp_path) == ["step-000000002", "step-000000003"]
 
 
 def test_two_replicas_of_two_stages_are_read_by_one_replica_of_three(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -173,3 +174,18 @@ def test_when_nothing_in_the_store_verifies_the_user_decides(memory_url: str) ->
     RemoteFolder(memory_url).write(1, "manifest.json", b"{}")
     with pytest.raises(CheckpointCorrupt, match="none of its 1 checkpoints"):
         newest(memory_url)
+
+
+def test_a_part_in_a_store_does_not_wait_for_ever_for_the_parts_of_the_dead(
+    memory_url: str,
+) -> None:
+    """Whether others write cannot be seen in a store, and that was taken for yes: a writer whose
+    trainer had died with the others' waited until the machine was switched off."""
+    writer = OrderedWriter(memory_url, patience_s=0.3)
+    assert not writer.save(1, state_of(1), run="r", index=0, of=2)
+    writer.hurry()
+    deadline_s = time.monotonic() + 20
+    while not any(isinstance(report, Failed) for report in writer.reports):
+        assert time.monotonic() < deadline_s, "it waits for ever"
+        writer.look_for_parts()
+        time.sleep(0.05)

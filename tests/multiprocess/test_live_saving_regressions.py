@@ -1,7 +1,8 @@
-"""Bugs of checkpoints in everstep's own jobs, found by reading. One worker, its real writer."""
+"""Bugs of checkpoints in everstep's own jobs, with their real writers."""
 
 from __future__ import annotations
 
+import json
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from everstep.checkpoint.engine import EngineSettings
 from everstep.checkpoint.policy import Policy, Situation
 from everstep.checkpoint.run_record import RunRecord
 from everstep.training.run import Run
+from live import TESTS, run_live
 
 STEPS = 40
 
@@ -120,3 +122,32 @@ def test_whoever_takes_over_from_a_lost_reporter_counts_no_failure(tmp_path: Pat
     assert not successor.begin(is_first=False)
     assert successor.rate.failures == 0
     assert RunRecord(tmp_path, workers=4, is_writer=True).begin()
+
+
+def test_a_job_that_ended_is_not_told_to_be_running(tmp_path: Path) -> None:
+    """The last save ends after the run has said goodbye, and said that it was running: the next
+    start counted a failure. So did every stage's saver, with failures of its own: none."""
+    train(tmp_path, steps=12)
+    assert json.loads((tmp_path / "failures.json").read_text())["is_running"] is False
+    again = RunRecord(tmp_path, workers=1, is_writer=True)
+    assert not again.begin()
+    stranger = RunRecord(tmp_path, workers=1, is_writer=True)
+    stranger.note(9.0)
+    assert json.loads((tmp_path / "failures.json").read_text())["is_running"] is True, "untouched"
+
+
+@pytest.mark.timeout(150)
+def test_a_save_that_a_failure_has_cut_short_delays_no_end(tmp_path: Path) -> None:
+    """A stage had saved its part when the generation ended, and the other never began with its own.
+    At its end the job waited a minute for that, and left a writer that waited nine more."""
+    run = run_live(
+        TESTS / "logged_job.py",
+        *("mlp", tmp_path, 16, 5, "all", tmp_path / "out.pt"),
+        replicas=2,
+        stages=2,
+        events=tmp_path / "events.jsonl",
+        flags=("--kill", "1:1@6", "--replace-after", "0.1"),
+    )
+    assert run.status == 0, run.output
+    assert "goes on alone" not in run.output
+    assert run.left_behind == []

@@ -24,6 +24,7 @@ from everstep.checkpoint.wire import (
     Begin,
     Committed,
     Failed,
+    Hurry,
     Open,
     Order,
     Ready,
@@ -164,6 +165,11 @@ class Delivery:
             if save.writer is not None:
                 _try_send(save.writer, Abandon(job=save.copy.number))
             self._end(save.copy.number, why)
+
+    def hurry(self, run: str) -> None:
+        """Parts of other runs than this one come from those who have begun them, or never."""
+        if self._writer is not None:
+            _try_send(self._writer, Hurry(run=run))
 
     def remove(self, steps: tuple[int, ...]) -> None:
         """If the writer dies before it has, the next one is told after the next save."""

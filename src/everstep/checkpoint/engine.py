@@ -238,6 +238,11 @@ class Engine:
         """Another part of it has failed: this one need not wait for it."""
         self._delivery.abandon(step, why)
 
+    def hurry(self, run: str) -> None:
+        """From now on all save as `run`. What is under way as another is waited for only while
+        somebody is seen writing it."""
+        self._delivery.hurry(run)
+
     def poll(self) -> list[Event]:
         with self._telling:
             events, self._events = self._events, []

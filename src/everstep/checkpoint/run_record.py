@@ -34,6 +34,9 @@ class RunRecord:
         self._path = directory / FILE
         self._workers = workers
         self._is_writer = is_writer
+        self._is_running: bool | None = None
+        """None: it was never this process's run to tell of."""
+
         self.rate = FailureRate()
         self.failures_per_second = self.rate.per_second(workers)
 
@@ -48,17 +51,24 @@ class RunRecord:
                 _logger.warning("%s cannot be used, failures are counted anew: %s", FILE, error)
         has_failed = is_first and document.get("is_running") is True
         self._see(seconds=0.0, failures=int(has_failed))
-        self._write(is_running=True)
+        self.go_on()
         return has_failed
 
     def note(self, seconds: float) -> None:
-        """So many more seconds of training."""
+        """So many more seconds of training. What a save tells after the end changes nothing of
+        that."""
         self._see(seconds=seconds, failures=0)
-        self._write(is_running=True)
+        self._write()
 
     def end(self) -> None:
         """This run ends on purpose."""
-        self._write(is_running=False)
+        self._is_running = False
+        self._write()
+
+    def go_on(self) -> None:
+        """It runs."""
+        self._is_running = True
+        self._write()
 
     def _see(self, *, seconds: float, failures: int) -> None:
         self.rate = self.rate.seen(seconds=seconds, workers=self._workers, failures=failures)
@@ -75,10 +85,10 @@ class RunRecord:
             return {}
         return document if isinstance(document, dict) else {}
 
-    def _write(self, *, is_running: bool) -> None:
-        if not self._is_writer:
+    def _write(self) -> None:
+        if not self._is_writer or self._is_running is None:
             return
-        document = {**self.rate.to_json(), "is_running": is_running}
+        document = {**self.rate.to_json(), "is_running": self._is_running}
         beside = self._path.with_suffix(".json.new")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)

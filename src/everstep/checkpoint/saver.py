@@ -307,7 +307,7 @@ class Saver:
         self._judgement.record.end()
         self._signals.pass_on(number)
         # Whoever got it decided to go on.
-        self._judgement.record.note(0.0)
+        self._judgement.record.go_on()
 
     def _capture(self, extras: Callable[[], Tree]) -> tuple[FlatState, Layout | None]:
         kept = {"loop": extras(), "saver": self._judgement.kept()}

@@ -61,8 +61,8 @@ class Storage(Protocol):
     def try_commit(self, step: int, run: str, *, of: int) -> list[int]:
         """The parts that are still missing; none: the checkpoint is there, and on disk."""
 
-    def are_coming(self, step: int, run: str, missing: Sequence[int], *, of: int) -> bool:
-        """Whether a live process works on one of these parts; True when that cannot be told."""
+    def are_coming(self, step: int, run: str, missing: Sequence[int], *, of: int) -> bool | None:
+        """Whether a live process works on one of these parts; None when that cannot be told."""
 
     def discard_part(self, step: int, run: str, index: int, *, of: int) -> None: ...
 

@@ -84,11 +84,17 @@ class Abandon(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """In which waves of it were still to come: free from now on."""
 
 
+class Hurry(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Nobody begins a part of a run other than this one any more."""
+
+    run: str
+
+
 class Remove(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     steps: tuple[int, ...]
 
 
-Order: TypeAlias = Open | Attach | Begin | Wave | Abandon | Remove
+Order: TypeAlias = Open | Attach | Begin | Wave | Abandon | Hurry | Remove
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):

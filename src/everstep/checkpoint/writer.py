@@ -31,6 +31,7 @@ from everstep.checkpoint.wire import (
     Begin,
     Committed,
     Failed,
+    Hurry,
     Open,
     Order,
     Ready,
@@ -45,8 +46,9 @@ from everstep.core.errors import EverstepError
 POLL_S = 0.05
 """How often others' parts are looked for while a checkpoint waits for them."""
 
-ORPHAN_PATIENCE_S = 2.0
-"""How long a writer whose trainer has died waits for parts that nobody is seen writing."""
+HURRIED_PATIENCE_S = 2.0
+"""How long parts that nobody will begin any more are waited for when nobody is seen writing them:
+somebody may just be about to be."""
 
 PROBE_WITHIN_S = 0.25
 _TROUBLE = (OSError, EverstepError)
@@ -61,6 +63,8 @@ class _Job:
     write_s: float = 0.0
     waiting_since_s: float | None = None
     """Set when this part is on disk and those of others are not."""
+    is_hurried: bool = False
+    """Parts of others that have not been begun never will be."""
 
 
 @dataclass(slots=True)
@@ -86,7 +90,8 @@ class Writer:
         self._sweeper = ThreadPoolExecutor(1, thread_name_prefix="sweeper")
         self._storage: Storage | None = None
         self._patience_s = 0.0
-        self._is_orphan = False
+        self._run: str | None = None
+        """All others are hurried."""
 
     def obey(self, order: Order, fd: int | None) -> None:
         match order:
@@ -103,6 +108,9 @@ class Writer:
                 self._drop(number)
                 if slot is not None:
                     self._tell(SlotFree(slot=slot))
+            case Hurry(run=run):
+                self._run = run
+                self.hurry(but=run)
             case Remove(steps=steps):
                 self._remove(steps)
 
@@ -119,13 +127,14 @@ class Writer:
         for number in [n for n, job in self._jobs.items() if job.waiting_since_s is None]:
             self._drop(number)
 
-    def orphaned(self) -> None:
-        """The trainer has died. Those of the other parts may have died with it, before they began:
-        from now on a part is waited for only while somebody writes it."""
-        if not self._is_orphan:
-            self._is_orphan = True
-            for job in self._jobs.values():
-                job.waiting_since_s = time.monotonic()
+    def hurry(self, *, but: str | None = None) -> None:
+        """From now on a part is waited for only while somebody writes it. `but`: save for those of
+        this run. Said again, it changes nothing."""
+        for job in self._jobs.values():
+            if not job.is_hurried and job.begin.run != but:
+                job.is_hurried = True
+                if job.waiting_since_s is not None:
+                    job.waiting_since_s = time.monotonic()
 
     def _open(self, order: Open) -> None:
         self._patience_s = order.patience_s
@@ -147,7 +156,8 @@ class Writer:
             self._tell(Failed(job=begin.job, why=_why(error)))
             return
         shard = ShardWriter(file, begin, beside=self._beside)
-        self._jobs[begin.job] = _Job(begin, shard, file, started_s)
+        is_hurried = self._run not in (None, begin.run)
+        self._jobs[begin.job] = _Job(begin, shard, file, started_s, is_hurried=is_hurried)
         try:
             shard.write_head()
         except _TROUBLE as error:
@@ -202,10 +212,12 @@ class Writer:
             self._tell(Committed(job=number, write_s=job.write_s, saved=pairs))
             return
         patience_s = self._patience_s
-        if self._is_orphan:
-            patience_s = min(patience_s, ORPHAN_PATIENCE_S)
-            if self._storage.are_coming(begin.step, begin.run, missing, of=begin.of):
+        if job.is_hurried:
+            are_coming = self._storage.are_coming(begin.step, begin.run, missing, of=begin.of)
+            if are_coming:
                 job.waiting_since_s = time.monotonic()
+            elif are_coming is not None:
+                patience_s = min(patience_s, HURRIED_PATIENCE_S)
         waited_s = time.monotonic() - job.waiting_since_s
         if waited_s > patience_s:
             names = ", ".join(map(str, missing))
@@ -301,7 +313,8 @@ def serve(wire: Wire, *, trainer_pid: int) -> None:
     while writer.is_waiting:
         time.sleep(POLL_S)
         if os.getppid() != trainer_pid:
-            writer.orphaned()
+            # The trainers of the other parts may have died with this one, before they began.
+            writer.hurry()
         writer.look_for_parts()
     writer.wait_swept()
 

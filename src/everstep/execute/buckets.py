@@ -113,8 +113,11 @@ class GradientBuckets:
             if param not in self._used:
                 view.zero_()
                 param.grad = view
-        flags = [float(param in self._used) for param in bucket.params]
-        bucket.used.copy_(torch.tensor(flags))
+        if self._used.issuperset(bucket.params):
+            bucket.used.fill_(1.0)  # A copy from the host would wait for the device.
+        else:
+            flags = [float(param in self._used) for param in bucket.params]
+            bucket.used.copy_(torch.tensor(flags))
 
     def drop_unused(self) -> None:
         """Gives parameters that no micro-batch of any worker used `grad = None`, until `begin`."""

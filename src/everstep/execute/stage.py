@@ -198,7 +198,7 @@ class Stage:
 
     def evaluate(self, inputs: Sequence[Tensor], structure: str, target: Any = None) -> Evaluated:
         """Forward only, in evaluation mode. Keeps nothing; shapes may differ from training's."""
-        tensors = [tensor.to(self.device) for tensor in inputs]
+        tensors = [tensor.to(self.device, non_blocking=True) for tensor in inputs]
         with torch.no_grad(), self._evaluation_mode(), self._autocast():
             value = self.module.call(unflatten(tensors, structure))
             if not self.is_last:
@@ -234,7 +234,7 @@ class Stage:
         """The inputs, cut off from where they came from. What the sender's gradient flows
         through gets one; a mask does not, since attention is slower, and other, with one that does.
         """
-        leaves = [tensor.detach().to(self.device) for tensor in inputs]
+        leaves = [tensor.detach().to(self.device, non_blocking=True) for tensor in inputs]
         if not self.is_first:
             for leaf, flows in zip(leaves, gradients_flow(structure), strict=True):
                 leaf.requires_grad_(flows)
@@ -265,7 +265,10 @@ class Stage:
 
     def _receive(self, held: _Held, gradients: Sequence[Tensor | None]) -> None:
         if not self.is_last:
-            held.gradients = [None if grad is None else grad.to(self.device) for grad in gradients]
+            held.gradients = [
+                None if grad is None else grad.to(self.device, non_blocking=True)
+                for grad in gradients
+            ]
 
     def _run_all(self, held: _Held) -> None:
         roots = held.roots()
@@ -343,7 +346,7 @@ def _as_result(loss: Tensor, metrics: Mapping[str, Any]) -> Result:
 
 def _moved(value: Any, device: torch.device) -> Any:
     tensors, structure = flatten(value)
-    return unflatten([tensor.to(device) for tensor in tensors], structure)
+    return unflatten([tensor.to(device, non_blocking=True) for tensor in tensors], structure)
 
 
 def _describe(boundary: Sequence[tuple[torch.Size, torch.dtype]]) -> str:

@@ -44,7 +44,11 @@ class Update:
     def norm_squared(self) -> float:
         """Of the stage's reduced gradient."""
         norms = [torch.linalg.vector_norm(bucket.gradients) for bucket in self._buckets.buckets]
-        return sum(float(norm) ** 2 for norm in norms)
+        if not norms:
+            return 0.0
+        # Read at once: each reading waits for the device.
+        read: list[float] = torch.stack([norm.double() for norm in norms]).tolist()
+        return sum(norm**2 for norm in read)
 
     def clip(self, step: int, *, clip_norm: float, world: Group, num_in_stage: int) -> None:
         """Scales the gradients when the norm over all stages is too large."""

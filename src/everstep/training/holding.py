@@ -91,7 +91,7 @@ def hold(
         replicas=replicas,
         stage=piece.stage,
         update=piece.update,
-        fetcher=fetcher_for(job, data_parts(piece.stage), replicas=replicas),
+        fetcher=fetcher_for(job, data_parts(piece.stage), replicas=replicas, device=device),
         stages=stages,
     )
 
@@ -108,9 +108,13 @@ def build_pieces(
     ]
 
 
-def fetcher_for(job: Job, parts: Iterable[Part], *, replicas: int) -> Fetcher | None:
+def fetcher_for(
+    job: Job, parts: Iterable[Part], *, replicas: int, device: torch.device
+) -> Fetcher | None:
     parts = list(parts)
-    return Fetcher(job.dataset, _slicing(job, replicas), parts=parts) if parts else None
+    if not parts:
+        return None
+    return Fetcher(job.dataset, _slicing(job, replicas), parts=parts, device=device)
 
 
 def _slicing(job: Job, replicas: int) -> Slicing:

@@ -113,7 +113,7 @@ def rebuilder(holding: Holding, log: StageLog) -> Rebuilder:
     def fetcher(first: int, last: int) -> Fetcher | None:
         needed = {"input": first == 0, "target": last == holding.stage.num_stages - 1}
         parts = [part for part in PARTS if needed[part]]
-        return fetcher_for(job, parts, replicas=holding.replicas)
+        return fetcher_for(job, parts, replicas=holding.replicas, device=holding.stage.device)
 
     return Rebuilder(
         log,

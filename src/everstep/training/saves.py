@@ -38,7 +38,7 @@ class Saves:
         self._is_reporter = self._me == orders.lead(self._last_stage)
         self._is_wanted = False
         self._name = orders.save_name
-        self._saver.begin()
+        self._saver.begin(run=orders.save_name)
 
     def stands(self, step: int) -> None:
         """Everybody has finished `step`: if it is to be saved, that begins now, and ends before the

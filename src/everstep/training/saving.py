@@ -125,9 +125,12 @@ class StageSaver:
 
     # Training.
 
-    def begin(self) -> None:
-        """A generation begins: what was before its first step is no step's time."""
+    def begin(self, *, run: str) -> None:
+        """A generation begins, which saves as `run`: what was before its first step is no step's
+        time, and whoever had not begun with a part in the last one never will."""
         self._judgement.progress.begin()
+        if self._engine is not None:
+            self._engine.hurry(run)
 
     def step_done(self, step: int, loss: float | None) -> None:
         """After every step, on every worker: any of the last stage may come to speak for all."""
