@@ -68,7 +68,7 @@ _LONGEST_PAUSE_S = 0.02
 _LEAST_CONNECT_S = 0.1
 
 _HOST = torch.device("cpu")
-"""gloo's own way with CUDA tensors cannot be freed: they go by way of the host."""
+"""CUDA tensors go by way of it: gloo's own sends of them were seen to hang (torch 2.11)."""
 
 DESTROYING = "everstep-destroys-a-group"
 """The name of the threads that groups are left to; one that is still there holds a stuck group."""
