@@ -46,7 +46,7 @@ class Plain:
         self._batches = chain.from_iterable(
             repeat(
                 DataLoader(
-                    Characters(length=LENGTH),
+                    Characters(length=LENGTH),  # type: ignore[arg-type]
                     batch_size=BATCH_SIZE // MICROBATCHES,
                     shuffle=True,
                     pin_memory=True,
@@ -58,7 +58,8 @@ class Plain:
     def step(self) -> None:
         for _ in range(MICROBATCHES):
             given, target = (each.cuda(non_blocking=True) for each in next(self._batches))
-            (next_character_loss(self.model(given), target) / MICROBATCHES).backward()
+            loss = next_character_loss(self.model(given), target) / MICROBATCHES
+            loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
         self._optimizer.zero_grad()
 
