@@ -82,8 +82,8 @@ class Agent:
         """To be started when the parent is warm."""
 
         self._running: dict[str, tuple[Seat, WorkerProcess]] = {}
-        self._places: dict[int, int] = {}
-        """By the number of a seat: its place on this machine."""
+        self._local_numbers: dict[int, int] = {}
+        """By the number of a seat."""
 
         self._ended: list[m.WorkerExited] = []
         self._stopping: Outcome | None = None
@@ -178,8 +178,8 @@ class Agent:
             uid=uid,
             number=seat.number,
             host=self._settings.host or link.local_host,
-            place=self._place(seat),
-            num_places=self._settings.workers,
+            local_number=self._local_number(seat),
+            num_local=self._settings.workers,
             token=self._settings.token,
         )
         process = parent.spawn(
@@ -191,13 +191,14 @@ class Agent:
         self._running[uid] = seat, process
         self._output.follow(process.output, label=seat.label)
 
-    def _place(self, seat: Seat) -> int:
-        """The one this seat had, or the first that no worker of this machine is at."""
-        taken = {self._places[each.number] for each, _ in self._running.values()}
-        place = self._places.get(seat.number)
-        if place is None or place in taken:
-            place = self._places[seat.number] = next(each for each in count() if each not in taken)
-        return place
+    def _local_number(self, seat: Seat) -> int:
+        """The one this seat had, or the first that no worker here has."""
+        taken = {self._local_numbers[each.number] for each, _ in self._running.values()}
+        number = self._local_numbers.get(seat.number)
+        if number is None or number in taken:
+            number = next(each for each in count() if each not in taken)
+            self._local_numbers[seat.number] = number
+        return number
 
     def _exited(self, exited: Exited, link: Link[m.ToAgent]) -> None:
         with link.speaking:

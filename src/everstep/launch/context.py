@@ -26,10 +26,10 @@ class WorkerContext:
     host: str
     """The address at which other workers reach this machine."""
 
-    place: int = 0
-    """Among the workers of this machine, counted from 0: a replacement has its predecessor's."""
+    local_number: int = 0
+    """Among the workers of this machine: a replacement has its predecessor's."""
 
-    num_places: int = 1
+    num_local: int = 1
 
     token: str = field(default="", repr=False)
     client: Client | None = None
@@ -69,8 +69,8 @@ class WorkerContext:
             f"{PREFIX}UID": self.uid,
             f"{PREFIX}NUMBER": str(self.number),
             f"{PREFIX}HOST": self.host,
-            f"{PREFIX}PLACE": str(self.place),
-            f"{PREFIX}NUM_PLACES": str(self.num_places),
+            f"{PREFIX}LOCAL_NUMBER": str(self.local_number),
+            f"{PREFIX}NUM_LOCAL": str(self.num_local),
             f"{PREFIX}TOKEN": self.token,
         }
 
@@ -83,8 +83,8 @@ def read_context(environment: Mapping[str, str]) -> WorkerContext | None:
         uid=environment[f"{PREFIX}UID"],
         number=int(environment[f"{PREFIX}NUMBER"]),
         host=environment[f"{PREFIX}HOST"],
-        place=int(environment[f"{PREFIX}PLACE"]),
-        num_places=int(environment[f"{PREFIX}NUM_PLACES"]),
+        local_number=int(environment[f"{PREFIX}LOCAL_NUMBER"]),
+        num_local=int(environment[f"{PREFIX}NUM_LOCAL"]),
         token=environment[f"{PREFIX}TOKEN"],
     )
 

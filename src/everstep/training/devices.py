@@ -22,8 +22,8 @@ def take_device(job: Job, context: WorkerContext | None) -> torch.device:
     if num_devices == 0:
         raise ConfigError("device", job.device, "torch finds no CUDA device on this machine")
     if device.index is None:
-        place = 0 if context is None else context.place
-        device = torch.device("cuda", place % num_devices)
+        number = 0 if context is None else context.local_number
+        device = torch.device("cuda", number % num_devices)
     elif device.index >= num_devices:
         raise ConfigError("device", job.device, f"this machine has {num_devices}, counted from 0")
     torch.cuda.set_device(device)
@@ -35,5 +35,5 @@ def choose_backend(job: Job, context: WorkerContext) -> Backend:
     if job.backend is not None:
         return job.backend
     device = torch.device(job.device)
-    has_own = device.index is None and context.num_places <= torch.cuda.device_count()
+    has_own = device.index is None and context.num_local <= torch.cuda.device_count()
     return "nccl" if device.type == "cuda" and has_own else "gloo"

@@ -17,8 +17,8 @@ def test_a_worker_reads_back_what_its_agent_wrote() -> None:
         uid="u-1",
         number=3,
         host="127.0.0.3",
-        place=1,
-        num_places=4,
+        local_number=1,
+        num_local=4,
         token="secret",
     )
     assert read_context(context.environment()) == context

@@ -23,9 +23,9 @@ def job(**fields: object) -> everstep.Job:
     )
 
 
-def worker(place: int, *, of: int) -> WorkerContext:
+def worker(number: int, *, of: int) -> WorkerContext:
     return WorkerContext(
-        coordinator="c:1", uid="u", number=place, host="h", place=place, num_places=of
+        coordinator="c:1", uid="u", number=number, host="h", local_number=number, num_local=of
     )
 
 
@@ -37,7 +37,7 @@ def four_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("four_devices")
 def test_devices_are_dealt_out_to_the_workers_of_a_machine() -> None:
-    found = [take_device(job(device="cuda"), worker(place, of=6)) for place in range(6)]
+    found = [take_device(job(device="cuda"), worker(number, of=6)) for number in range(6)]
     assert [device.index for device in found] == [0, 1, 2, 3, 0, 1]
     assert take_device(job(device="cuda"), None) == torch.device("cuda", 0)
     assert take_device(job(device="cuda:2"), worker(0, of=1)) == torch.device("cuda", 2)

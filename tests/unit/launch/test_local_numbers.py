@@ -1,4 +1,4 @@
-"""Which of a machine's places, and so of its devices, a worker gets."""
+"""Which number among the workers of its machine, and so which device, a worker gets."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ PROCESS = cast(WorkerProcess, object())
 
 def start(agent: Agent, number: int) -> int:
     seat = Seat(number=number, label=f"0:{number}")
-    place = agent._place(seat)
+    local_number = agent._local_number(seat)
     agent._running[f"uid-{number}"] = seat, PROCESS
-    return place
+    return local_number
 
 
-def test_a_replacement_gets_its_predecessors_place_and_a_stranger_a_free_one() -> None:
+def test_a_replacement_gets_its_predecessors_and_a_stranger_a_free_one() -> None:
     agent = Agent(Script(Path("train.py")), AgentSettings(address="h:1", workers=4))
     assert [start(agent, number) for number in (4, 5, 6, 7)] == [0, 1, 2, 3]
     del agent._running["uid-6"]
