@@ -15,7 +15,9 @@ from torch.optim import Optimizer
 
 import everstep
 from everstep.testing.char_gpt import Characters, char_gpt, next_character_loss
+from everstep.testing.reference import Reference, plain_training
 
+SEED = 5
 STEPS = 30
 BATCH_SIZE = 36
 MICROBATCHES = 3
@@ -80,6 +82,37 @@ OPTIMIZERS: dict[str, Callable[[Parameters], Optimizer]] = {
 }
 
 
+def scheduler(optimizer: Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.StepLR(optimizer, step_size=10, gamma=0.5)
+
+
+def plain(
+    model: str,
+    optimizer: str,
+    *,
+    replicas: int,
+    stages: int,
+    steps: int = STEPS,
+    clip_norm: float | None = None,
+) -> Reference:
+    """What `job` must come to, by plain PyTorch."""
+    build, loss, dataset = MODELS[model]
+    return plain_training(
+        build,
+        loss,
+        OPTIMIZERS[optimizer],
+        dataset,
+        batch_size=BATCH_SIZE,
+        replicas=replicas,
+        microbatches=MICROBATCHES,
+        num_stages=stages,
+        steps=steps,
+        seed=SEED,
+        clip_norm=clip_norm,
+        scheduler=scheduler,
+    )
+
+
 def job(model: str, optimizer: str, clip: str) -> everstep.Job:
     """`clip` is `none`, or a mode and a norm such as `post-validated:0.5`."""
     build, loss, dataset = MODELS[model]
@@ -92,8 +125,8 @@ def job(model: str, optimizer: str, clip: str) -> everstep.Job:
         dataset=dataset,
         batch_size=BATCH_SIZE,
         microbatches=MICROBATCHES,
-        seed=5,
-        scheduler=lambda made: torch.optim.lr_scheduler.StepLR(made, step_size=10, gamma=0.5),
+        seed=SEED,
+        scheduler=scheduler,
         **clipping,
     )
 

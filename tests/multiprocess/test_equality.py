@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import equality_job
-from equality_job import BATCH_SIZE, MICROBATCHES, MODELS, OPTIMIZERS, STEPS
-from everstep.testing.reference import Reference, plain_training
+from equality_job import MODELS, OPTIMIZERS, STEPS, plain
+from everstep.testing.reference import Reference
 from live import run_live
 
 # The machine's cores are for the workers, whose threads these would fight with.
@@ -25,29 +25,15 @@ RELATIVE = 1e-5
 def reference(
     model: str, optimizer: str, replicas: int, stages: int, clip_norm: float | None = None
 ) -> Reference:
-    build, loss, dataset = MODELS[model]
-    return plain_training(
-        build,
-        loss,
-        OPTIMIZERS[optimizer],
-        dataset,
-        batch_size=BATCH_SIZE,
-        replicas=replicas,
-        microbatches=MICROBATCHES,
-        num_stages=stages,
-        steps=STEPS,
-        seed=5,
-        clip_norm=clip_norm,
-        scheduler=lambda made: torch.optim.lr_scheduler.StepLR(made, step_size=10, gamma=0.5),
-    )
+    return plain(model, optimizer, replicas=replicas, stages=stages, clip_norm=clip_norm)
 
 
 def check_equal(out: Path, expected: Reference, *, model: str) -> None:
     found = torch.load(out, weights_only=True)
     assert found["losses"] == pytest.approx(expected.losses, rel=RELATIVE)
-    plain = MODELS[model][0]()
-    plain.load_state_dict(found["weights"])
-    for name, parameter in plain.named_parameters():
+    rebuilt = MODELS[model][0]()
+    rebuilt.load_state_dict(found["weights"])
+    for name, parameter in rebuilt.named_parameters():
         difference = (parameter - expected.state_dict[name]).norm()
         assert difference <= RELATIVE * expected.state_dict[name].norm() + 1e-7, name
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from equality_job import BATCH_SIZE, MICROBATCHES, MODELS, OPTIMIZERS
-from everstep.testing.reference import plain_training
+from equality_job import plain
 from live import TESTS, run_live
 
 pytestmark = [
@@ -27,17 +26,23 @@ def _on_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_IB_DISABLE", "1")
 
 
-def train(folder: Path, *options: object, shape: tuple[int, int], **settings: Any) -> list[float]:
+def train(
+    folder: Path,
+    *options: object,
+    shape: tuple[int, int],
+    helpers: str = "all",
+    flags: Sequence[str] = (),
+) -> list[float]:
     """The losses. Checkpoints are taken every 5 steps."""
     folder.mkdir()
     run = run_live(
         SCRIPT,
-        *("mlp", folder, STEPS, 5, settings.get("helpers", "all"), folder / "out.pt"),
+        *("mlp", folder, STEPS, 5, helpers, folder / "out.pt"),
         *("--device", "cuda", *options),
         replicas=shape[0],
         stages=shape[1],
         events=folder / "events.jsonl",
-        flags=settings.get("flags", ()),
+        flags=flags,
     )
     assert run.status == 0, run.output
     assert run.left_behind == []
@@ -48,21 +53,8 @@ def train(folder: Path, *options: object, shape: tuple[int, int], **settings: An
 
 
 def on_the_processor(*, shape: tuple[int, int]) -> list[float]:
-    build, loss, dataset = MODELS["mlp"]
     torch.set_num_threads(1)
-    return plain_training(
-        build,
-        loss,
-        OPTIMIZERS["adamw"],
-        dataset,
-        batch_size=BATCH_SIZE,
-        replicas=shape[0],
-        microbatches=MICROBATCHES,
-        num_stages=shape[1],
-        steps=STEPS,
-        seed=5,
-        scheduler=lambda made: torch.optim.lr_scheduler.StepLR(made, step_size=10, gamma=0.5),
-    ).losses
+    return plain("mlp", "adamw", replicas=shape[0], stages=shape[1], steps=STEPS).losses
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])

@@ -14,7 +14,10 @@ import everstep
 from everstep.checkpoint.engine import EngineSettings
 from everstep.checkpoint.policy import Policy, Situation
 from everstep.checkpoint.run_record import RunRecord
+from everstep.execute.split import StageModule
 from everstep.training.run import Run
+from everstep.training.saving import StageSaver
+from everstep.training.stage_tree import StageTree
 from live import TESTS, run_live
 
 STEPS = 40
@@ -134,6 +137,25 @@ def test_a_job_that_ended_is_not_told_to_be_running(tmp_path: Path) -> None:
     stranger = RunRecord(tmp_path, workers=1, is_writer=True)
     stranger.note(9.0)
     assert json.loads((tmp_path / "failures.json").read_text())["is_running"] is True, "untouched"
+
+
+def test_a_part_is_given_up_when_its_generation_is_over(tmp_path: Path) -> None:
+    """The same as below, where it depends on the moment of the kill."""
+    module = torch.nn.Linear(3, 1)
+    stage = StageModule(module=module, names={key: key for key in module.state_dict()})
+    settings = EngineSettings(probe_bytes=0, close_timeout_s=30.0)
+    saver = StageSaver(
+        everstep.Checkpoints(directory=tmp_path, engine=settings),
+        StageTree(stage, None, None),
+        part=(0, 2),
+        total_steps=9,
+        num_workers=2,
+    )
+    saver.save(3, run="generation-1")
+    saver.begin(run="generation-2")
+    (event,) = saver.close()
+    assert event["event"] == "checkpoint_failed"
+    assert "parts 1 of 2 have not come" in str(event["why"])
 
 
 @pytest.mark.timeout(150)

@@ -14,8 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from equality_job import BATCH_SIZE, MICROBATCHES, MODELS, OPTIMIZERS
-from everstep.testing.reference import plain_training
+from equality_job import plain
 from live import TESTS, Live, LiveRun, command, of, read_events, run_live
 
 pytestmark = pytest.mark.timeout(150)
@@ -98,21 +97,10 @@ def expected_losses(
     *, steps: int = 16, shape: tuple[int, int] = (1, 3), clip_norm: float | None = None
 ) -> list[float]:
     """Of the MLP, by plain PyTorch."""
-    build, loss, dataset = MODELS["mlp"]
     torch.set_num_threads(1)
-    return plain_training(
-        build,
-        loss,
-        OPTIMIZERS["adamw"],
-        dataset,
-        batch_size=BATCH_SIZE,
-        replicas=shape[0],
-        microbatches=MICROBATCHES,
-        num_stages=shape[1],
-        steps=steps,
-        seed=5,
-        clip_norm=clip_norm,
-        scheduler=lambda made: torch.optim.lr_scheduler.StepLR(made, step_size=10, gamma=0.5),
+    replicas, stages = shape
+    return plain(
+        "mlp", "adamw", replicas=replicas, stages=stages, steps=steps, clip_norm=clip_norm
     ).losses
 
 

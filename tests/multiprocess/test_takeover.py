@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from equality_job import BATCH_SIZE, MICROBATCHES, MODELS, OPTIMIZERS, STEPS
-from everstep.testing.reference import plain_training
+from equality_job import STEPS, plain
 from live import command, environment, read_events
 
 pytestmark = pytest.mark.timeout(100)
@@ -120,21 +119,7 @@ class Cluster:
 
 @cache
 def reference(clip_norm: float | None) -> list[float]:
-    build, loss, dataset = MODELS["mlp"]
-    return plain_training(
-        build,
-        loss,
-        OPTIMIZERS["adamw"],
-        dataset,
-        batch_size=BATCH_SIZE,
-        replicas=2,
-        microbatches=MICROBATCHES,
-        num_stages=2,
-        steps=STEPS,
-        seed=5,
-        clip_norm=clip_norm,
-        scheduler=lambda made: torch.optim.lr_scheduler.StepLR(made, step_size=10, gamma=0.5),
-    ).losses
+    return plain("mlp", "adamw", replicas=2, stages=2, steps=STEPS, clip_norm=clip_norm).losses
 
 
 @pytest.fixture

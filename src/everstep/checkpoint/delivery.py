@@ -82,6 +82,9 @@ class Delivery:
         """Slots that a writer has begun with and the copier still fills, by save."""
         self._writer: WriterProcess | None = None
         self._is_ready = False
+        self._run: str | None = None
+        """What every writer is told of, also one that is started later."""
+
         self.disk_bytes_per_s = 0.0
 
     @property
@@ -99,6 +102,8 @@ class Delivery:
                 self._is_ready = False
                 self._writer = WriterProcess(heard=self._heard, gone=self._writer_gone)
                 self._writer.send(self._opening)
+                if self._run is not None:
+                    self._writer.send(Hurry(run=self._run))
             return self._writer
 
     def wait_ready(self, timeout_s: float) -> None:
@@ -168,8 +173,10 @@ class Delivery:
 
     def hurry(self, run: str) -> None:
         """Parts of other runs than this one come from those who have begun them, or never."""
-        if self._writer is not None:
-            _try_send(self._writer, Hurry(run=run))
+        with self._changed:
+            self._run = run
+            if self._writer is not None:
+                _try_send(self._writer, Hurry(run=run))
 
     def remove(self, steps: tuple[int, ...]) -> None:
         """If the writer dies before it has, the next one is told after the next save."""

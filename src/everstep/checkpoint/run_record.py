@@ -55,8 +55,7 @@ class RunRecord:
         return has_failed
 
     def note(self, seconds: float) -> None:
-        """So many more seconds of training. What a save tells after the end changes nothing of
-        that."""
+        """So many more seconds of training; also after the end, when a save has ended later."""
         self._see(seconds=seconds, failures=0)
         self._write()
 
@@ -66,7 +65,7 @@ class RunRecord:
         self._write()
 
     def go_on(self) -> None:
-        """It runs."""
+        """It runs, or does so again."""
         self._is_running = True
         self._write()
 

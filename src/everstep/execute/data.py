@@ -281,4 +281,6 @@ def _pinned(value: Any) -> Any:
     if value is None:
         return None
     tensors, structure = flatten(value)
-    return unflatten([tensor.pin_memory() for tensor in tensors], structure)
+    # A dataset may keep its samples on the device: then there is nothing to bring there.
+    pinned = [tensor.pin_memory() if tensor.is_cpu else tensor for tensor in tensors]
+    return unflatten(pinned, structure)

@@ -10,7 +10,14 @@ import torch
 
 from everstep.core.clock import ManualClock
 from everstep.core.errors import ConfigError, DataStalled, UserCodeError
-from everstep.execute.data import Fetcher, Microbatch, SampleOrder, Slicing, check_dataset
+from everstep.execute.data import (
+    Fetcher,
+    Microbatch,
+    SampleOrder,
+    Slicing,
+    _pinned,
+    check_dataset,
+)
 
 WAIT_S = 30.0
 
@@ -217,3 +224,9 @@ def test_a_sample_that_is_no_pair_is_refused() -> None:
 
     with pytest.raises(ConfigError, match=r"must be a pair \(input, target\)"):
         check_dataset(Single())
+
+
+def test_batches_that_are_on_a_device_already_are_not_page_locked() -> None:
+    """torch refuses to: the fetching thread would have died, and training waited ten minutes."""
+    there = {"pixels": torch.empty(3, device="meta")}
+    assert _pinned(there)["pixels"] is there["pixels"]

@@ -92,7 +92,7 @@ def test_frozen_parameters_stay_frozen() -> None:
     assert not any(param.requires_grad for param in again.module.parameters())
 
 
-def test_a_module_that_two_stages_share_keeps_what_is_the_workers_own() -> None:
+def test_buffers_stay_since_two_stages_may_share_them() -> None:
     shared = nn.BatchNorm1d(4, affine=False)
     stages = two_stages(nn.Linear(4, 4), shared, nn.Linear(4, 4), shared, example=torch.ones(2, 4))
     outline(stages, keep=stages[0])
